@@ -1,0 +1,107 @@
+"""Sessions: lint, ring0, demo, vllm(release, speculators), matrix, matrix_all.
+
+The environments are those of tests/real_vllm/environments.toml, cached in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+CHECKOUT = Path(__file__).parent
+sys.path.insert(0, str(CHECKOUT / "tests" / "real_vllm"))
+
+import environments  # noqa: E402
+import matrix as real  # noqa: E402
+
+LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging"]
+PAIRS = [
+    (release, speculators)
+    for release in environments.RELEASES
+    for speculators in environments.SPECULATORS
+]
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "ring0"]
+
+
+def linters() -> Path:
+    """The folder of a cached environment that holds the linters."""
+
+    def build(folder: Path) -> None:
+        environments.uv("venv", "--quiet", "--clear", "--python", sys.executable, str(folder))
+        python = str(folder / "bin" / "python")
+        environments.uv("pip", "install", "--quiet", "--python", python, *LINTERS)
+
+    folder = environments.CACHE / f"lint-{environments.key([LINTERS, sys.version])}"
+    return environments.built(folder, build) / "bin"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy --strict."""
+    bin = linters()
+    session.run(str(bin / "ruff"), "check", ".", external=True)
+    session.run(str(bin / "ruff"), "format", "--check", ".", external=True)
+    session.run(str(bin / "mypy"), "--strict", "src", external=True)
+
+
+@nox.session
+def ring0(session: nox.Session) -> None:
+    """Everything that needs no engine, in the newest release's environment."""
+    arguments = ["tests", "--ignore=tests/real_vllm", *session.posargs]
+    run = real.pytest(environments.NEWEST, None, arguments)
+    if not run.ok:
+        session.error(run.line())
+
+
+@nox.session
+@nox.parametrize("release,speculators", PAIRS)
+def vllm(session: nox.Session, release: str, speculators: str) -> None:
+    """The tests on a real engine of one release."""
+    run = real.real_vllm(release, speculators, *session.posargs)
+    print(run.line())
+    if not run.ok:
+        session.error(run.line())
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """The tests on a real engine of the newest release, with every speculators."""
+    runs = [
+        real.real_vllm(environments.NEWEST, speculators, *session.posargs)
+        for speculators in environments.SPECULATORS
+    ]
+    print("\n".join(run.line() for run in runs))
+    if not all(run.ok for run in runs):
+        session.error("a run failed")
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """The first and last releases of the eras; the table goes to .nox/matrix.md."""
+    if not real.write(real.run_all(environments.CI_RELEASES), real.WORK / "matrix.md"):
+        session.error("a run failed")
+
+
+@nox.session
+def matrix_all(session: nox.Session) -> None:
+    """Every release; the table goes to docs/matrix.md."""
+    if not real.write(real.run_all(environments.RELEASES), CHECKOUT / "docs" / "matrix.md"):
+        session.error("a run failed")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """examples/demo.py on the newest release."""
+    environment = environments.environment(environments.NEWEST)
+    session.run(
+        str(environment.python),
+        "examples/demo.py",
+        *session.posargs,
+        env=real.variables(environment, environments.SPECULATORS[-1]),
+        include_outer_env=False,
+        external=True,
+    )

@@ -1,0 +1,90 @@
+"""The ``specvllm-compat`` command: ``status`` and ``explain``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+
+from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 1 if a seam cannot work, else 0."""
+    parser = argparse.ArgumentParser(prog="specvllm-compat", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    status = commands.add_parser("status", help="import the generator, show what was adapted")
+    status.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    explain = commands.add_parser("explain", help="why a shim exists, and when it can go")
+    explain.add_argument("shim", nargs="?", help="a name from `status`; all of them if left out")
+    options = parser.parse_args(arguments)
+    if options.command == "status":
+        return _status(as_json=options.json)
+    return _explain(options.shim)
+
+
+def _status(*, as_json: bool) -> int:
+    import specvllm_compat
+    from specvllm_compat.shim import installed
+
+    specvllm_compat.install()
+    error = None
+    try:
+        for module in ("vllm_hidden_states_generator", "custom_worker"):
+            importlib.import_module(f"speculators.data_generation.{module}")
+    except Exception as failure:  # noqa: BLE001  # whatever their import raises is the finding
+        error = f"{type(failure).__name__}: {failure}"
+    rows = specvllm_compat.status()
+    versions = {name: installed(name).text for name in ("vllm", "speculators", "transformers")}
+    versions["specvllm-compat"] = specvllm_compat.__version__
+    if as_json:
+        shims = [{"shim": shim, "verdict": verdict, "era": era} for shim, verdict, era in rows]
+        print(json.dumps({"versions": versions, "shims": shims, "error": error}, indent=2))
+    else:
+        print(", ".join(f"{name} {version}" for name, version in versions.items()))
+        for shim, verdict, era in rows:
+            print(f"  {shim:<24} {verdict:<12} {f'era {era}' if era else ''}".rstrip())
+        if error:
+            print(f"importing the generator failed: {error}", file=sys.stderr)
+    failed = error or any(verdict in (UNSUPPORTED, BROKEN) for _, verdict, _ in rows)
+    return 1 if failed else 0
+
+
+def _explain(name: str | None) -> int:
+    from specvllm_compat.shims import CATALOG
+
+    if name is not None and name not in CATALOG:
+        print(f"no shim {name!r}; there are: {', '.join(CATALOG)}", file=sys.stderr)
+        return 2
+    print("\n\n".join(explanation(n, CATALOG[n]) for n in ([name] if name else CATALOG)))
+    return 0
+
+
+def explanation(name: str, shim: Shim) -> str:
+    """What the shim does and why, its eras with their probes, and when it can be deleted."""
+    lines = [f"{name}: {_purpose(shim)}", "", f"  seams    {shim.module}: {', '.join(shim.names)}"]
+    for era in shim.eras:
+        adapters = [*era.adapt.values(), *era.provide.values()]
+        what = ", ".join(dict.fromkeys(a.__name__ for a in adapters)) if adapters else "native"
+        lines.append(f"  era      {shim.provider} {era.since} and on: {what}")
+        lines.append(f"           if {era.probe}")
+    if shim.applies is not None:
+        lines.append(f"  only if  {shim.applies}")
+    lines.append(f"  changed  {shim.upstream.first_release}: {shim.upstream.change}")
+    lines.append(f"  delete   when {shim.upstream.delete_when}")
+    return "\n".join(lines)
+
+
+def _purpose(shim: Shim) -> str:
+    """The docstring of the file that defines the shim's adapters."""
+    era = next(era for era in shim.eras if not era.native)
+    adapter = next(iter([*era.adapt.values(), *era.provide.values()]))
+    module = inspect.getmodule(adapter)
+    names = importlib.import_module("specvllm_compat.shims")
+    for candidate in vars(names).values():
+        if inspect.ismodule(candidate) and shim in vars(candidate).values():
+            module = candidate
+    return inspect.cleandoc((module.__doc__ if module else "") or "")

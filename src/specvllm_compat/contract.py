@@ -1,0 +1,336 @@
+"""What a place in somebody else's package looks like, and what we require of it.
+
+A *shape* is read through a *lens*: `LiveLens` looks at imported modules, `SourceLens` at their
+files, without importing them. A *contract* is a predicate on shapes that prints itself, so the
+same object decides at run time, in a check before the run, and in the text of an error.
+
+Places are written ``"module:qualname"``, or ``"module"`` for the module itself. Put them where a
+name is defined: source shows no inheritance across modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Parameters of a callable, or None for anything else; ``defaults`` holds reprs."""
+
+    parameters: tuple[str, ...] | None = None
+    defaults: tuple[tuple[str, str], ...] = ()
+    any_keyword: bool = False
+
+    def __str__(self) -> str:
+        if self.parameters is None:
+            return "a name"
+        shown = dict(self.defaults)
+        parts = [f"{name}={shown[name]}" if name in shown else name for name in self.parameters]
+        return f"({', '.join([*parts, *(['**'] if self.any_keyword else [])])})"
+
+
+class Lens(Protocol):
+    def shape(self, place: str) -> Shape | None:
+        """The shape at ``place``; None where there is nothing."""
+
+
+class Contract:
+    """A printable predicate on shapes. Combine with ``&``, ``|`` and ``~``."""
+
+    places: tuple[str, ...] = ()
+
+    def holds(self, lens: Lens) -> bool:
+        raise NotImplementedError
+
+    def __and__(self, other: Contract) -> Contract:
+        return _Both(self, other)
+
+    def __or__(self, other: Contract) -> Contract:
+        return ~(~self & ~other)
+
+    def __invert__(self) -> Contract:
+        return _Not(self)
+
+
+@dataclass(frozen=True)
+class _Has(Contract):
+    place: str
+
+    def holds(self, lens: Lens) -> bool:
+        return lens.shape(self.place) is not None
+
+    def __str__(self) -> str:
+        return f"{self.place} exists"
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.place,)
+
+
+@dataclass(frozen=True)
+class _Accepts(Contract):
+    place: str
+    names: tuple[str, ...]
+
+    def holds(self, lens: Lens) -> bool:
+        shape = lens.shape(self.place)
+        return (
+            shape is not None
+            and shape.parameters is not None
+            and all(name in shape.parameters for name in self.names)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.place} accepts {', '.join(map(repr, self.names))}"
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.place,)
+
+
+@dataclass(frozen=True)
+class _Defaults(Contract):
+    place: str
+    name: str
+    value: object
+
+    def holds(self, lens: Lens) -> bool:
+        shape = lens.shape(self.place)
+        return shape is not None and dict(shape.defaults).get(self.name) == repr(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.place} defaults {self.name!r} to {self.value!r}"
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.place,)
+
+
+@dataclass(frozen=True)
+class _Both(Contract):
+    left: Contract
+    right: Contract
+
+    def holds(self, lens: Lens) -> bool:
+        return self.left.holds(lens) and self.right.holds(lens)
+
+    def __str__(self) -> str:
+        return f"{self.left} and {self.right}"
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.left.places + self.right.places
+
+
+@dataclass(frozen=True)
+class _Not(Contract):
+    inner: Contract
+
+    def holds(self, lens: Lens) -> bool:
+        return not self.inner.holds(lens)
+
+    def __str__(self) -> str:
+        return f"not ({self.inner})"
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.inner.places
+
+
+def has(place: str) -> Contract:
+    """The place exists."""
+    return _Has(place)
+
+
+def accepts(place: str, *parameters: str) -> Contract:
+    """The callable there names all of these parameters. A bare ``**kwargs`` accepts nothing."""
+    return _Accepts(place, parameters)
+
+
+def defaults(place: str, parameter: str, value: object) -> Contract:
+    """The callable there gives this parameter this default: some eras differ by nothing else."""
+    return _Defaults(place, parameter, value)
+
+
+class LiveLens:
+    """Shapes of what is imported in this process; modules not imported yet are read from source."""
+
+    def __init__(self) -> None:
+        self._source = SourceLens()
+
+    def shape(self, place: str) -> Shape | None:
+        module_name, _, qualname = place.partition(":")
+        module = sys.modules.get(module_name)
+        if module is None:
+            return self._source.shape(place)
+        if not qualname:
+            return Shape()
+        found: object = module
+        for name in qualname.split("."):
+            # Static: a module's __getattr__, or a lazy attribute, must not make a name exist.
+            missing = object()
+            found = inspect.getattr_static(found, name, missing)
+            if found is missing:
+                return None
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+        return _signature(found) if callable(found) else Shape()
+
+
+def _signature(target: object) -> Shape:
+    try:
+        parameters = inspect.signature(target).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return Shape()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return Shape(
+        parameters=tuple(p.name for p in named),
+        defaults=tuple((p.name, repr(p.default)) for p in named if p.default is not p.empty),
+        any_keyword=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+class SourceLens:
+    """Shapes read from source files with ``ast``, importing nothing.
+
+    ``roots`` maps a top-level package to its folder (an unpacked wheel, a checkout); packages that
+    are not in it are looked for where Python would import them from.
+    """
+
+    def __init__(self, roots: dict[str, Path] | None = None) -> None:
+        self._roots = roots or {}
+
+    def shape(self, place: str) -> Shape | None:
+        module_name, _, qualname = place.partition(":")
+        path = self.file(module_name)
+        if path is None:
+            return None
+        if not qualname:
+            return Shape()
+        body: list[ast.stmt] = _parse(path).body
+        node: ast.AST | None = None
+        for name in qualname.split("."):
+            node = _defined(body, name)
+            if node is None:
+                if name == "__init__" and (owner := _defined(_parse(path).body, _parent(qualname))):
+                    return _dataclass_init(owner)
+                return None
+            body = node.body if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.ClassDef):
+            init = _defined(node.body, "__init__")
+            return _shape_of(init, skip=1) if init else _dataclass_init(node)
+        return _shape_of(node)
+
+    def file(self, module_name: str) -> Path | None:
+        """The source file of a module, found without importing its parents."""
+        package, *rest = module_name.split(".")
+        root = self._roots.get(package) or _package_folder(package)
+        if root is None:
+            return None
+        folder = root.joinpath(*rest)
+        candidates = [folder / "__init__.py", folder.with_suffix(".py")] if rest else [
+            root / "__init__.py"
+        ]
+        return next((path for path in candidates if path.is_file()), None)
+
+
+def _package_folder(package: str) -> Path | None:
+    """Where a top-level package lies. Only top level: a dotted find_spec imports the parent."""
+    module = sys.modules.get(package)
+    if module is not None and getattr(module, "__path__", None):
+        return Path(next(iter(module.__path__)))
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _parent(qualname: str) -> str:
+    return qualname.split(".")[-2] if "." in qualname else ""
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run at import, in order: inside ``if`` and ``try``, not TYPE_CHECKING."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If):
+            if "TYPE_CHECKING" not in ast.unparse(statement.test):
+                yield from _statements(statement.body)
+            yield from _statements(statement.orelse)
+        elif isinstance(statement, ast.Try):
+            for block in (statement.body, statement.orelse, statement.finalbody):
+                yield from _statements(block)
+            for handler in statement.handlers:
+                yield from _statements(handler.body)
+        elif isinstance(statement, ast.With):
+            yield from _statements(statement.body)
+
+
+def _defined(body: list[ast.stmt], name: str) -> ast.stmt | None:
+    """The statement that binds ``name``, preferring the last, as an import would leave it."""
+    found: ast.stmt | None = None
+    for statement in _statements(body):
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound = [statement.name]
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            bound = [alias.asname or alias.name.split(".")[0] for alias in statement.names]
+        elif isinstance(statement, ast.Assign):
+            bound = [t.id for t in statement.targets if isinstance(t, ast.Name)]
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            bound = [statement.target.id]
+        else:
+            continue
+        if name in bound:
+            found = statement
+    return found
+
+
+def _shape_of(node: ast.AST | None, *, skip: int = 0) -> Shape:
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return Shape()
+    arguments = node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    filled = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults))
+    filled += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None]
+    return Shape(
+        parameters=tuple(a.arg for a in [*positional, *arguments.kwonlyargs])[skip:],
+        defaults=tuple((a.arg, ast.unparse(d)) for a, d in filled),
+        any_keyword=arguments.kwarg is not None,
+    )
+
+
+def _dataclass_init(node: ast.stmt) -> Shape | None:
+    """The constructor that a dataclass decorator writes: its annotated fields."""
+    if not isinstance(node, ast.ClassDef):
+        return None
+    fields = [
+        s
+        for s in _statements(node.body)
+        if isinstance(s, ast.AnnAssign)
+        and isinstance(s.target, ast.Name)
+        and "ClassVar" not in ast.unparse(s.annotation)
+    ]
+    if not node.decorator_list or not fields:
+        return Shape()
+    names = [field.target.id for field in fields if isinstance(field.target, ast.Name)]
+    values = [None if field.value is None else ast.unparse(field.value) for field in fields]
+    return Shape(
+        parameters=tuple(names),
+        defaults=tuple((n, v) for n, v in zip(names, values) if v is not None),
+    )

@@ -1,0 +1,162 @@
+"""An engine that vLLM assembles itself, in this process, and the states its workers capture.
+
+``EngineCore(vllm_config, executor_class, log_stats)`` is what vLLM's own in-process client builds
+in every release since 0.10.2: it plans KV cache groups, resolves block sizes and layout, profiles
+memory, warms up and builds the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from specvllm_compat.engine import capture
+from specvllm_compat.engine.capture import CaptureError, Description, Labels
+
+log = logging.getLogger("specvllm_compat")
+
+_engines: WeakValueDictionary[int, Engine] = WeakValueDictionary()
+
+
+class Engine:
+    """Executor, scheduler and KV cache config of one EngineCore, and its captured states."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.abstract import Executor
+
+        built: list[Any] = []
+
+        def executor_class(config: Any) -> Any:
+            built.append(Executor.get_class(config)(config))
+            return built[0]
+
+        self.vllm_config = vllm_config
+        self.broken: str | None = None
+        try:
+            core = EngineCore(vllm_config, executor_class, log_stats=False)
+        except BaseException:
+            for executor in built:  # nobody else knows of its workers
+                executor.shutdown()
+            raise
+        self.executor = core.model_executor
+        self.scheduler = core.scheduler
+        self.kv_cache_config = core.scheduler.kv_cache_config
+        self._sources: list[tuple[int, Description, torch.Tensor | None]] = []
+        _engines[id(vllm_config)] = self
+
+    def ignore_kv_cache_configs(self, kv_cache_configs: Any) -> None:
+        """In place of ``initialize_from_config``, which EngineCore has called already."""
+
+    def attach(self, replies: list[Any], reason: str | None) -> None:
+        """Map what the workers described; refuse workers that did not answer as ours do.
+
+        ``reason`` is what the caller knows about why a worker might not be adapted.
+        """
+        self._sources = []
+        for rank, reply in enumerate(replies):
+            if not isinstance(reply, Description):
+                raise CaptureError(
+                    f"worker {rank} is not adapted, its states would be wrong. "
+                    + (reason or "Install specvllm-compat in the environment of the workers too.")
+                )
+            if reply.segment is None:
+                continue
+            try:
+                states = reply.segment.map()
+                reply.segment.unlink()
+            except FileNotFoundError:
+                states = None
+                log.warning("worker %d is on another host: its states travel by RPC", rank)
+            self._sources.append((rank, reply, states))
+
+    @property
+    def captured_layer_ids(self) -> list[int]:
+        """The distinct ids that are captured, over all pipeline stages, ascending."""
+        return sorted(i for _, description, _ in self._sources for i in description.layer_ids)
+
+    def collect(self) -> list[tuple[int, Labels, torch.Tensor]]:
+        """The last step's ``(layer id, labels, states [rows, hidden])``, valid until the next."""
+        pickled = any(states is None for _, _, states in self._sources)
+        replies = self.executor.collective_rpc(capture.take, args=(pickled,))
+        found = []
+        for rank, description, mapped in self._sources:
+            if replies[rank] is None:
+                raise CaptureError(f"worker {rank} captured nothing in this step")
+            labels, sent = replies[rank]
+            states = sent if mapped is None else mapped
+            for index, layer_id in enumerate(description.layer_ids):
+                found.append((layer_id, labels, states[index]))
+        return found
+
+    def captured_by_layer_or_request(self, by_request: bool) -> Any:
+        """States of all steps that were not collected, for scripts that run steps themselves.
+
+        By request: ``{request id: [states [tokens, hidden] per layer]}``; else one tensor of all
+        rows per layer. Layers ascend, each once. None if nothing was captured.
+        """
+        replies = self.executor.collective_rpc(capture.take_all)
+        layers: dict[int, list[torch.Tensor]] = {}
+        requests: dict[str, dict[int, list[torch.Tensor]]] = {}
+        for rank, description, _ in self._sources:
+            for labels, states in replies[rank]:
+                offset = 0
+                for request_id, _, count in labels:
+                    for index, layer_id in enumerate(description.layer_ids):
+                        rows = states[index, offset : offset + count]
+                        layers.setdefault(layer_id, []).append(rows)
+                        requests.setdefault(request_id, {}).setdefault(layer_id, []).append(rows)
+                    offset += count
+        if not layers:
+            return None
+        if not by_request:
+            return [torch.cat(layers[i]) for i in sorted(layers)]
+        return {
+            request_id: [torch.cat(parts[i]) for i in sorted(parts)]
+            for request_id, parts in requests.items()
+        }
+
+    def recover(self, request_ids: list[str], error: BaseException) -> None:
+        """After a failed call: drop its requests and run until the engine is empty, or give up.
+
+        An interrupted RPC leaves its reply behind, which the next call would take for its own;
+        so replies have to be paired with their calls before the engine is used again.
+        """
+        from vllm.v1.request import RequestStatus
+
+        self.broken = f"an earlier call failed ({type(error).__name__}: {error})"
+        if not isinstance(error, Exception) or getattr(self.executor, "is_failed", False):
+            return
+        try:
+            nonce = uuid.uuid4().hex
+            if set(self.executor.collective_rpc(capture.echo, args=(nonce,))) != {nonce}:
+                return
+            live = [i for i in request_ids if i in self.scheduler.requests]
+            self.scheduler.finish_requests(live, RequestStatus.FINISHED_ABORTED)
+            if self.scheduler.has_requests():
+                step = self.scheduler.schedule()
+                self.scheduler.update_from_output(step, self.executor.execute_model(step))
+            self.broken = None
+        except Exception:
+            log.exception("the engine could not be cleaned up after a failed call")
+
+    def check_usable(self) -> None:
+        if getattr(self.executor, "is_failed", False):
+            self.broken = self.broken or "a worker process died"
+        if self.broken:
+            raise RuntimeError(
+                f"This engine cannot be used any more: {self.broken}. Delete the generator and "
+                "create a new one."
+            )
+
+
+def engine_of(vllm_config: Any) -> Engine:
+    """The engine that was assembled for this very config."""
+    engine = _engines.get(id(vllm_config))
+    if engine is None or engine.vllm_config is not vllm_config:
+        raise RuntimeError("no engine was assembled for this vllm_config: build its executor first")
+    return engine

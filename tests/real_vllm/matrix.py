@@ -1,0 +1,211 @@
+"""Run the tests of this folder in one environment per vLLM release and speculators, and tabulate.
+
+Runs outside the environments. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import environments
+
+CHECKOUT = Path(__file__).parents[2]
+WORK = CHECKOUT / ".nox"
+
+# What a quiet engine on a small machine without a network needs.
+VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+# Each of these would change what is tested; without bytecode `import vllm` takes most of a minute.
+DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the tests in one environment."""
+
+    release: str
+    speculators: str
+    ok: bool
+    seconds: int
+    closing_line: str
+    log: Path | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The run in one line, for whoever watches."""
+        error = f"  error {self.report['largest_error']:.1e}" if self.report else ""
+        outcome = "ok  " if self.ok else "FAIL"
+        name = f"vllm {self.release:8} speculators {self.speculators:8}"
+        return f"{outcome} {name}{error}  {self.closing_line}"
+
+
+def site() -> Path:
+    """A folder that holds this checkout, built and installed; a changed source makes a new one."""
+    sources = [*sorted((CHECKOUT / "src").rglob("*.py")), CHECKOUT / "pyproject.toml"]
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(str(source.relative_to(CHECKOUT)).encode() + source.read_bytes())
+
+    def build(folder: Path) -> None:
+        # The name is rebuilt although its version is unchanged.
+        options = ("--quiet", "--no-deps", "--reinstall", "--refresh-package", "specvllm-compat")
+        environments.uv("pip", "install", *options, "--target", str(folder), str(CHECKOUT))
+
+    return environments.built(WORK / "site" / digest.hexdigest()[:10], build)
+
+
+def variables(
+    environment: environments.Environment, speculators: str | None = None, **more: str
+) -> dict[str, str]:
+    """``os.environ`` for a process in an environment, with this checkout on its path."""
+    folders = [site()]
+    if speculators is not None:
+        folders.append(environments.speculators(speculators))
+    kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
+    path = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    return kept | VARIABLES | environment.variables | path | more
+
+
+def pytest(
+    release: str, speculators: str | None, arguments: Sequence[str], *, quiet: bool = False
+) -> Run:
+    """Run pytest in an environment. ``quiet`` keeps its output in a log instead of showing it."""
+    started = time.monotonic()
+    environment = environments.environment(release)
+    stem = WORK / "runs" / f"vllm-{release}-speculators-{speculators}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    report, log = Path(f"{stem}.json"), Path(f"{stem}.log")
+    report.unlink(missing_ok=True)
+    command = [str(environment.python), "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            env=variables(environment, speculators, SPECVLLM_MATRIX_REPORT=str(report)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        lines = []
+        for line in process.stdout or ():
+            lines.append(line)
+            file.write(line)
+            if not quiet:
+                print(line, end="", flush=True)
+        status = process.wait()
+    closing = [line for line in lines if " in " in line and line.strip("= \n")[:1].isdigit()]
+    return Run(
+        release=release,
+        speculators=speculators or "-",
+        ok=status == 0,
+        seconds=round(time.monotonic() - started),
+        closing_line=closing[-1].strip("= \n") if closing else f"pytest ended with {status}",
+        log=log,
+        report=json.loads(report.read_text()) if report.exists() else {},
+    )
+
+
+def real_vllm(release: str, speculators: str, *arguments: str, quiet: bool = False) -> Run:
+    """Run the tests of this folder in one environment."""
+    try:
+        return pytest(release, speculators, ["tests/real_vllm", *arguments], quiet=quiet)
+    except (OSError, subprocess.CalledProcessError) as error:
+        closing = f"no environment: {error}"
+        return Run(
+            release=release, speculators=speculators, ok=False, seconds=0, closing_line=closing
+        )
+
+
+def run_all(releases: Iterable[str]) -> list[Run]:
+    """Every release with every speculators, to the end even if some fail; one line per run."""
+    runs = []
+    for release in releases:
+        for speculators in environments.SPECULATORS:
+            run = real_vllm(release, speculators, "-q", quiet=True)
+            print(run.line(), flush=True)
+            if not run.ok and run.log:
+                print("".join(run.log.read_text().splitlines(keepends=True)[-40:]), flush=True)
+            runs.append(run)
+    return runs
+
+
+def table(runs: Sequence[Run]) -> str:
+    """The runs as a page of Markdown."""
+    shims: list[str] = list(
+        dict.fromkeys(row[0] for run in runs for row in run.report.get("verdicts", []))
+    )
+    columns = ["vLLM", "speculators", "transformers", "Python", "torch", "wrapt"]
+    lines = [
+        "# What was run",
+        "",
+        "Written by `make matrix-all`: tiny random models on real engines on a CPU, in float32.",
+        "The error is the largest relative difference from Hugging Face's own hidden states among",
+        "all prompts, layers and rows of the run; the tests allow 1e-5.",
+        "",
+        row([*columns, "prompts", "largest error", "tests", "seconds"]),
+        row(["---"] * 10),
+    ]
+    for run in runs:
+        report = run.report
+        versions = report.get("versions", {})
+        facts = [versions.get(name.lower(), "") for name in columns[2:]]
+        error = f"{report['largest_error']:.1e}" if report else ""
+        failed = report.get("failed", 0)
+        tests = f"{report['passed']} passed" + (f", {failed} FAILED" if failed else "")
+        lines.append(
+            row(
+                [
+                    run.release,
+                    run.speculators,
+                    *facts,
+                    str(report.get("prompts", "")),
+                    error,
+                    tests if run.ok or failed else f"FAILED: {run.closing_line}",
+                    str(run.seconds),
+                ]
+                if report
+                else [run.release, run.speculators, *facts, "", "", run.closing_line, ""]
+            )
+        )
+    lines += [
+        "",
+        "## Verdict per shim",
+        "",
+        row(["vLLM", "speculators", *shims]),
+        row(["---"] * (2 + len(shims))),
+    ]
+    for run in runs:
+        verdicts = {name: verdict for name, verdict, *_ in run.report.get("verdicts", [])}
+        lines.append(row([run.release, run.speculators, *(verdicts.get(s, "") for s in shims)]))
+    return "\n".join(lines) + "\n"
+
+
+def row(cells: Iterable[str]) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def write(runs: Sequence[Run], page: Path) -> bool:
+    """Write the table and show it; tells whether every run was fine."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(table(runs))
+    print(page.read_text())
+    print(f"{sum(run.ok for run in runs)} of {len(runs)} runs are fine")
+    print("\n".join(run.line() for run in runs if not run.ok), end="", file=sys.stderr)
+    return all(run.ok for run in runs)

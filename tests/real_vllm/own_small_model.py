@@ -1,0 +1,62 @@
+"""A shallow model with default layer ids, in a subclass, its KV cache too small for the batch.
+
+Arguments: model folder, report file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import specvllm_compat
+import tiny
+from oracle import TALLY, check_results
+from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+
+DEFAULT_LAYER_IDS = [2, 2, 1, 3]
+MAX_MODEL_LEN = 1024
+
+
+class CountingGenerator(VllmHiddenStatesGenerator):
+    """A user's subclass."""
+
+    calls = 0
+
+    def generate(self, token_ids: Any) -> list[dict[str, Any]]:
+        self.calls += 1
+        results: list[dict[str, Any]] = super().generate(token_ids)
+        return results
+
+
+def refusal(model: Path) -> str:
+    """What is said about an engine argument that does not exist."""
+    try:
+        specvllm_compat.configure(engine_args={"max_num_seq": 4})
+        VllmHiddenStatesGenerator(model_path=str(model), max_model_len=64)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    raise AssertionError("an unknown engine argument was accepted")
+
+
+def main(model: Path, report: Path) -> None:
+    refused = refusal(model)
+    # 72 blocks hold one prompt of the longest kind if a block has 16 tokens, nine if it has 128.
+    specvllm_compat.configure(engine_args={"dtype": "float32", "num_gpu_blocks_override": 72})
+    arguments: dict[str, Any] = {"model_path": str(model), "max_model_len": MAX_MODEL_LEN}
+    if "max_num_batched_tokens" in inspect.signature(VllmHiddenStatesGenerator).parameters:
+        arguments["max_num_batched_tokens"] = 2048
+    generator = CountingGenerator(**arguments)
+    assert generator.layer_ids == DEFAULT_LAYER_IDS, generator.layer_ids
+    for call, count in enumerate((40, 3)):
+        prompts = tiny.prompts(count, MAX_MODEL_LEN, seed=call)
+        # Long ones last and first, so that running requests have to be preempted.
+        prompts.sort(key=len, reverse=call == 0)
+        check_results(generator.generate(prompts), prompts, model, DEFAULT_LAYER_IDS)
+    report.write_text(json.dumps({**TALLY.as_json(), "refusal": refused, "calls": generator.calls}))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))
