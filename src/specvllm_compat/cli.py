@@ -71,8 +71,6 @@ def explanation(name: str, shim: Shim) -> str:
         what = ", ".join(dict.fromkeys(a.__name__ for a in adapters)) if adapters else "native"
         lines.append(f"  era      {shim.provider} {era.since} and on: {what}")
         lines.append(f"           if {era.probe}")
-    if shim.applies is not None:
-        lines.append(f"  only if  {shim.applies}")
     lines.append(f"  changed  {shim.upstream.first_release}: {shim.upstream.change}")
     lines.append(f"  delete   when {shim.upstream.delete_when}")
     return "\n".join(lines)

@@ -86,24 +86,18 @@ def uninstall() -> list[tuple[str, str]]:
         # Two steps: the gate reaches wrappers that somebody copied, the ledger restores the names.
         session.active = False
         sys.meta_path.remove(_missing_consumer)
-        undone = [(seam, undo()) for entry in reversed(session.ledger) for seam, undo in entry.undo]
-        for name, shim in CATALOG.items():
-            if not any(entry.shim == name for entry in session.ledger):
-                log.debug("%s: was never installed (%s not imported)", name, shim.module)
-        return undone
+        return [
+            (seam, undo())
+            for entry in reversed(session.ledger)
+            for seam, undo in reversed(entry.undo)
+        ]
 
 
 def status() -> list[tuple[str, str, str]]:
-    """``(shim, verdict, era)`` for the whole catalog; shims that do not apply are left out."""
+    """``(shim, verdict, era)`` for the whole catalog."""
     done = {entry.shim: entry for entry in (_session.ledger if _session else [])}
-    rows = []
-    for name in CATALOG:
-        entry = done.get(name)
-        if entry is None:
-            rows.append((name, WAITING, ""))
-        elif entry.verdict:
-            rows.append((name, entry.verdict, entry.era))
-    return rows
+    waiting = Entry("", WAITING, "")
+    return [(n, done.get(n, waiting).verdict, done.get(n, waiting).era) for n in CATALOG]
 
 
 def _hook(session: Session, name: str, shim: Shim) -> Callable[[ModuleType], None]:
@@ -124,8 +118,6 @@ def _hook(session: Session, name: str, shim: Shim) -> Callable[[ModuleType], Non
 
 def _apply(session: Session, name: str, shim: Shim, module: ModuleType) -> Entry:
     lens = LiveLens()
-    if shim.applies is not None and not shim.applies.holds(lens):
-        return Entry(name, "", "")
     release = session.release(shim.provider)
     era, remark = choose(shim, lens, release)
     if shim.provider == "vllm" and release.number < FLOOR:

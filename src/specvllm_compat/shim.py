@@ -63,13 +63,12 @@ class Era:
 
 @dataclass(frozen=True, kw_only=True)
 class Shim:
-    """The seams of one family in one module. ``applies`` is a condition on the consumer itself."""
+    """The seams of one family in one module."""
 
     module: str
     upstream: Upstream
     eras: tuple[Era, ...]
     provider: str = "vllm"
-    applies: Contract | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

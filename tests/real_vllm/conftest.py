@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("oracle")
+
 MISSING = [name for name in ("vllm", "speculators") if importlib.util.find_spec(name) is None]
 if MISSING:
     collect_ignore_glob = ["test_*.py"]
@@ -22,8 +24,6 @@ else:
     import specvllm_compat  # before speculators
     import tiny
     from oracle import TALLY
-
-pytest.register_assert_rewrite("oracle")
 
 HERE = Path(__file__).parent
 LAYER_IDS = [5, 0, 3, 3, 1]

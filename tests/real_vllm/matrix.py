@@ -32,6 +32,8 @@ VARIABLES = {
 }
 # Each of these would change what is tested; without bytecode `import vllm` takes most of a minute.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
+# What a binding library says about itself when Python exits, after pytest's closing line.
+NOISE = ("nanobind: ", " - leaked ", " - ... skipped", "See https://nanobind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def site() -> Path:
         options = ("--quiet", "--no-deps", "--reinstall", "--refresh-package", "specvllm-compat")
         environments.uv("pip", "install", *options, "--target", str(folder), str(CHECKOUT))
 
-    return environments.built(WORK / "site" / digest.hexdigest()[:10], build)
+    return environments.built(WORK / "sites" / digest.hexdigest()[:10], build)
 
 
 def variables(
@@ -106,7 +108,7 @@ def pytest(
         for line in process.stdout or ():
             lines.append(line)
             file.write(line)
-            if not quiet:
+            if not quiet and not line.startswith(NOISE):
                 print(line, end="", flush=True)
         status = process.wait()
     closing = [line for line in lines if " in " in line and line.strip("= \n")[:1].isdigit()]
@@ -132,12 +134,16 @@ def real_vllm(release: str, speculators: str, *arguments: str, quiet: bool = Fal
         )
 
 
-def run_all(releases: Iterable[str]) -> list[Run]:
-    """Every release with every speculators, to the end even if some fail; one line per run."""
+def run_all(releases: Iterable[str], shared_engine_only: Iterable[str] = ()) -> list[Run]:
+    """Every release with every speculators, to the end even if some fail; one line per run.
+
+    ``shared_engine_only``: releases in which the tests that start engines of their own are left out.
+    """
     runs = []
     for release in releases:
+        selected = ["-m", "not own_engine"] if release in shared_engine_only else []
         for speculators in environments.SPECULATORS:
-            run = real_vllm(release, speculators, "-q", quiet=True)
+            run = real_vllm(release, speculators, "-q", *selected, quiet=True)
             print(run.line(), flush=True)
             if not run.ok and run.log:
                 print("".join(run.log.read_text().splitlines(keepends=True)[-40:]), flush=True)

@@ -18,6 +18,8 @@ from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenS
 
 DEFAULT_LAYER_IDS = [2, 2, 1, 3]
 MAX_MODEL_LEN = 1024
+# A cache for little more than one prompt of the longest kind; the batches hold many times as much.
+STARVED = {"block_size": 32, "num_gpu_blocks_override": 40}
 
 
 class CountingGenerator(VllmHiddenStatesGenerator):
@@ -43,17 +45,17 @@ def refusal(model: Path) -> str:
 
 def main(model: Path, report: Path) -> None:
     refused = refusal(model)
-    # 72 blocks hold one prompt of the longest kind if a block has 16 tokens, nine if it has 128.
-    specvllm_compat.configure(engine_args={"dtype": "float32", "num_gpu_blocks_override": 72})
+    specvllm_compat.configure(engine_args=STARVED | {"dtype": "float32"})
     arguments: dict[str, Any] = {"model_path": str(model), "max_model_len": MAX_MODEL_LEN}
     if "max_num_batched_tokens" in inspect.signature(VllmHiddenStatesGenerator).parameters:
         arguments["max_num_batched_tokens"] = 2048
     generator = CountingGenerator(**arguments)
     assert generator.layer_ids == DEFAULT_LAYER_IDS, generator.layer_ids
-    for call, count in enumerate((40, 3)):
-        prompts = tiny.prompts(count, MAX_MODEL_LEN, seed=call)
-        # Long ones last and first, so that running requests have to be preempted.
-        prompts.sort(key=len, reverse=call == 0)
+    for call, count in enumerate((33, 5)):
+        prompts = [[(call + n * k) % 512 for k in range(1024 - 31 * n)] for n in range(count)]
+        assert (
+            sum(map(len, prompts)) > 3 * STARVED["block_size"] * STARVED["num_gpu_blocks_override"]
+        )
         check_results(generator.generate(prompts), prompts, model, DEFAULT_LAYER_IDS)
     report.write_text(json.dumps({**TALLY.as_json(), "refusal": refused, "calls": generator.calls}))
 

@@ -326,7 +326,7 @@ def test_default_layers_of_a_shallow_model_in_a_subclass_with_fork_and_a_starved
     seen = run_script("own_small_model.py", small_llama, VLLM_WORKER_MULTIPROC_METHOD="fork")
     assert "max_num_seqs" in seen["refusal"]
     assert seen["calls"] == 2
-    assert seen["prompts"] >= 40
+    assert seen["prompts"] == 38
 
 
 @pytest.mark.own_engine

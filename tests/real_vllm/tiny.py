@@ -72,7 +72,7 @@ def make_llama(
         initializer_range=0.06,
         bos_token_id=0,
         eos_token_id=1,
-        pad_token_id=1,
+        pad_token_id=None,  # its embedding would be zero, and a relative error of it undefined
         tie_word_embeddings=False,
         dtype="float32",
     )

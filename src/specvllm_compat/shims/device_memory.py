@@ -1,7 +1,8 @@
-"""Let speculators 0.3 start without CUDA: it asks ``torch.cuda`` for free memory.
+"""Answer the question for free device memory, which fails without CUDA.
 
-The answer is not used, since vLLM sizes the KV cache itself. speculators 0.4 asks through a helper
-of its own that knows other devices.
+speculators 0.3 asks ``torch.cuda``, 0.4 a helper of its own; both raise where there is no driver,
+and open a context on device 0 of the wrong process where there is one. The answer is not used,
+since vLLM sizes the KV cache itself.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import Any
 
 from specvllm_compat.contract import has
 from specvllm_compat.shim import Era, Shim, Upstream
-
-_GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 
 
 class _Without:
@@ -26,27 +25,32 @@ class _Without:
         return getattr(self._module, name)
 
 
-def torch_without_cuda(module: ModuleType) -> Any:
-    """The consumer's ``torch``, whose CUDA memory query answers (0, 0) where there is no CUDA."""
+def nothing_free(*_: Any) -> tuple[int, int]:
+    """Free and total bytes, without asking a device."""
+    return 0, 0
+
+
+def torch_without_memory_query(module: ModuleType) -> Any:
+    """The ``torch`` of a speculators that asks ``torch.cuda`` itself."""
     torch = module.torch
-    if torch.cuda.is_available():
+    if hasattr(module, "mem_get_info"):
         return torch
-    return _Without(torch, cuda=_Without(torch.cuda, mem_get_info=lambda: (0, 0)))
+    return _Without(torch, cuda=_Without(torch.cuda, mem_get_info=nothing_free))
 
 
 SHIM = Shim(
-    module=_GENERATOR,
-    applies=~has(f"{_GENERATOR}:mem_get_info"),
+    module="speculators.data_generation.vllm_hidden_states_generator",
     upstream=Upstream(
         change="https://github.com/vllm-project/speculators/pull/232",
         first_release="0.11.0",
-        delete_when="speculators 0.3 is unsupported",
+        delete_when="no supported speculators sizes the KV cache itself",
     ),
     eras=(
         Era(
             since="0.11.0",
             probe=has("vllm.v1.engine.core:EngineCore"),
-            provide={"torch": torch_without_cuda},
+            adapt={"mem_get_info": nothing_free},
+            provide={"torch": torch_without_memory_query},
         ),
     ),
 )

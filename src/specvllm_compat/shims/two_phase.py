@@ -29,12 +29,14 @@ BY_REQUEST = has(
 
 def one_phase(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     """The executor of an assembled engine, whose ``execute_model`` is whole as it is."""
-    return _executor(_vllm_config(*args, **kwargs))
+    executor = _executor(*args, **kwargs)
+    executor.sample_tokens = already_sampled
+    return executor
 
 
 def two_phases(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     """The executor of an assembled engine, with ``execute_model`` made to close its step."""
-    executor = _executor(_vllm_config(*args, **kwargs))
+    executor = _executor(*args, **kwargs)
     execute_model, sample_tokens = executor.execute_model, executor.sample_tokens
 
     def execute_and_sample(scheduler_output: Any) -> Any:
@@ -42,13 +44,13 @@ def two_phases(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         return sample_tokens(None) if output is None else output
 
     executor.execute_model = execute_and_sample
-    # Whoever samples after that gets the output that they hand over: the step is closed.
-    executor.sample_tokens = lambda grammar_output=None: grammar_output
+    executor.sample_tokens = already_sampled
     return executor
 
 
-def _vllm_config(vllm_config: Any) -> Any:
-    return vllm_config
+def already_sampled(grammar_output: Any = None) -> Any:
+    """The step is closed; speculators 0.4 hands its output over here, and gets it back."""
+    return grammar_output
 
 
 def _executor(vllm_config: Any) -> Any:
