@@ -21,7 +21,7 @@ class _Tripwire:
         if fullname not in WATCHED:
             return
         try:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]  # atomic: one thread gets past
+            sys.meta_path.remove(self)  # atomic: one thread gets past
         except ValueError:
             return
         self._install()  # never raises: that would break the import that set it off
@@ -32,4 +32,4 @@ def arm(install: Callable[[], None]) -> None:
     if any(package in sys.modules for package in WATCHED):
         install()
     else:
-        sys.meta_path.insert(0, _Tripwire(install))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Tripwire(install))

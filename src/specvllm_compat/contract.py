@@ -14,9 +14,9 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -42,122 +42,51 @@ class Lens(Protocol):
         """The shape at ``place``; None where there is nothing."""
 
 
+@dataclass(frozen=True)
 class Contract:
-    """A printable predicate on shapes. Combine with ``&``, ``|`` and ``~``."""
+    """A printable predicate on the shapes at some places. Combine with ``&`` and ``~``."""
 
-    places: tuple[str, ...] = ()
+    text: str
+    places: tuple[str, ...]
+    holds: Callable[[Lens], bool]
 
-    def holds(self, lens: Lens) -> bool:
-        raise NotImplementedError
+    def __str__(self) -> str:
+        return self.text
 
     def __and__(self, other: Contract) -> Contract:
-        return _Both(self, other)
-
-    def __or__(self, other: Contract) -> Contract:
-        return ~(~self & ~other)
-
-    def __invert__(self) -> Contract:
-        return _Not(self)
-
-
-@dataclass(frozen=True)
-class _Has(Contract):
-    place: str
-
-    def holds(self, lens: Lens) -> bool:
-        return lens.shape(self.place) is not None
-
-    def __str__(self) -> str:
-        return f"{self.place} exists"
-
-    @property
-    def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.place,)
-
-
-@dataclass(frozen=True)
-class _Accepts(Contract):
-    place: str
-    names: tuple[str, ...]
-
-    def holds(self, lens: Lens) -> bool:
-        shape = lens.shape(self.place)
-        return (
-            shape is not None
-            and shape.parameters is not None
-            and all(name in shape.parameters for name in self.names)
+        return Contract(
+            f"{self} and {other}",
+            self.places + other.places,
+            lambda lens: self.holds(lens) and other.holds(lens),
         )
 
-    def __str__(self) -> str:
-        return f"{self.place} accepts {', '.join(map(repr, self.names))}"
-
-    @property
-    def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.place,)
-
-
-@dataclass(frozen=True)
-class _Defaults(Contract):
-    place: str
-    name: str
-    value: object
-
-    def holds(self, lens: Lens) -> bool:
-        shape = lens.shape(self.place)
-        return shape is not None and dict(shape.defaults).get(self.name) == repr(self.value)
-
-    def __str__(self) -> str:
-        return f"{self.place} defaults {self.name!r} to {self.value!r}"
-
-    @property
-    def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.place,)
-
-
-@dataclass(frozen=True)
-class _Both(Contract):
-    left: Contract
-    right: Contract
-
-    def holds(self, lens: Lens) -> bool:
-        return self.left.holds(lens) and self.right.holds(lens)
-
-    def __str__(self) -> str:
-        return f"{self.left} and {self.right}"
-
-    @property
-    def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.left.places + self.right.places
-
-
-@dataclass(frozen=True)
-class _Not(Contract):
-    inner: Contract
-
-    def holds(self, lens: Lens) -> bool:
-        return not self.inner.holds(lens)
-
-    def __str__(self) -> str:
-        return f"not ({self.inner})"
-
-    @property
-    def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.inner.places
+    def __invert__(self) -> Contract:
+        return Contract(f"not ({self})", self.places, lambda lens: not self.holds(lens))
 
 
 def has(place: str) -> Contract:
     """The place exists."""
-    return _Has(place)
+    return Contract(f"{place} exists", (place,), lambda lens: lens.shape(place) is not None)
 
 
 def accepts(place: str, *parameters: str) -> Contract:
     """The callable there names all of these parameters. A bare ``**kwargs`` accepts nothing."""
-    return _Accepts(place, parameters)
+
+    def holds(lens: Lens) -> bool:
+        shape = lens.shape(place)
+        return shape is not None and set(parameters) <= set(shape.parameters or ())
+
+    return Contract(f"{place} accepts {', '.join(map(repr, parameters))}", (place,), holds)
 
 
 def defaults(place: str, parameter: str, value: object) -> Contract:
     """The callable there gives this parameter this default: some eras differ by nothing else."""
-    return _Defaults(place, parameter, value)
+
+    def holds(lens: Lens) -> bool:
+        shape = lens.shape(place)
+        return shape is not None and dict(shape.defaults).get(parameter) == repr(value)
+
+    return Contract(f"{place} defaults {parameter!r} to {value!r}", (place,), holds)
 
 
 class LiveLens:
@@ -216,13 +145,12 @@ class SourceLens:
         if not qualname:
             return Shape()
         body: list[ast.stmt] = _parse(path).body
-        node: ast.AST | None = None
+        node: ast.stmt | None = None
         for name in qualname.split("."):
-            node = _defined(body, name)
+            owner, node = node, _defined(body, name)
             if node is None:
-                if name == "__init__" and (owner := _defined(_parse(path).body, _parent(qualname))):
-                    return _dataclass_init(owner)
-                return None
+                written = name == "__init__" and isinstance(owner, ast.ClassDef)
+                return _dataclass_init(owner) if written and owner else None
             body = node.body if isinstance(node, ast.ClassDef) else []
         if isinstance(node, ast.ClassDef):
             init = _defined(node.body, "__init__")
@@ -236,9 +164,9 @@ class SourceLens:
         if root is None:
             return None
         folder = root.joinpath(*rest)
-        candidates = [folder / "__init__.py", folder.with_suffix(".py")] if rest else [
-            root / "__init__.py"
-        ]
+        candidates = (
+            [folder / "__init__.py", folder.with_suffix(".py")] if rest else [root / "__init__.py"]
+        )
         return next((path for path in candidates if path.is_file()), None)
 
 
@@ -256,13 +184,9 @@ def _package_folder(package: str) -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-@cache
+@lru_cache(maxsize=8)
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _parent(qualname: str) -> str:
-    return qualname.split(".")[-2] if "." in qualname else ""
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -306,11 +230,14 @@ def _shape_of(node: ast.AST | None, *, skip: int = 0) -> Shape:
         return Shape()
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    filled = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults))
-    filled += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None]
+    last = positional[len(positional) - len(arguments.defaults) :]
+    filled = [
+        *zip(last, arguments.defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
     return Shape(
         parameters=tuple(a.arg for a in [*positional, *arguments.kwonlyargs])[skip:],
-        defaults=tuple((a.arg, ast.unparse(d)) for a, d in filled),
+        defaults=tuple((a.arg, ast.unparse(d)) for a, d in filled if d is not None),
         any_keyword=arguments.kwarg is not None,
     )
 
@@ -328,9 +255,13 @@ def _dataclass_init(node: ast.stmt) -> Shape | None:
     ]
     if not node.decorator_list or not fields:
         return Shape()
-    names = [field.target.id for field in fields if isinstance(field.target, ast.Name)]
-    values = [None if field.value is None else ast.unparse(field.value) for field in fields]
+    names = [ast.unparse(field.target) for field in fields]
+    values = [field.value for field in fields]
     return Shape(
         parameters=tuple(names),
-        defaults=tuple((n, v) for n, v in zip(names, values) if v is not None),
+        defaults=tuple(
+            (name, ast.unparse(value))
+            for name, value in zip(names, values, strict=True)
+            if value is not None
+        ),
     )

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -73,12 +73,13 @@ def install() -> None:
         sys.meta_path.append(_missing_consumer)
         for name, shim in CATALOG.items():
             wrapt.register_post_import_hook(_hook(session, name, shim), shim.module)
-    _warn_of_unreached_workers()
+    if (text := workers_left_out()) is not None:
+        log.warning("%s", text)
 
 
 def uninstall() -> list[tuple[str, str]]:
     """Undo the ledger backwards."""
-    global _session  # noqa: PLW0603
+    global _session
     with _lock:
         session, _session = _session, None
         if session is None:
@@ -108,10 +109,10 @@ def _hook(session: Session, name: str, shim: Shim) -> Callable[[ModuleType], Non
             # A hook that raises would make the import fail, and the next one succeed without us.
             try:
                 session.ledger.append(_apply(session, name, shim, module))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 log.exception("%s: could not be installed", name)
                 text = f"{name}: specvllm-compat failed to adapt {shim.module}: {error!r}"
-                session.ledger.append(_refuse(session, name, shim, module, text, BROKEN))
+                session.ledger.append(_refuse(session, name, shim, module, text))
 
     return on_import
 
@@ -125,7 +126,7 @@ def _apply(session: Session, name: str, shim: Shim, module: ModuleType) -> Entry
     if era is None:
         text = refusal(name, shim, lens, release)
         log.error("%s", text)
-        return _refuse(session, name, shim, module, text, UNSUPPORTED)
+        return replace(_refuse(session, name, shim, module, text), verdict=UNSUPPORTED)
     if remark:
         log.log(30 if release.trusted else 20, "%s: %s", name, remark)
     verdict = NATIVE if era.native else ADAPTED
@@ -133,7 +134,9 @@ def _apply(session: Session, name: str, shim: Shim, module: ModuleType) -> Entry
     return Entry(name, verdict, era.since, _install_era(session, module, era))
 
 
-def _install_era(session: Session, module: ModuleType, era: Era) -> list[tuple[str, Callable[[], str]]]:
+def _install_era(
+    session: Session, module: ModuleType, era: Era
+) -> list[tuple[str, Callable[[], str]]]:
     undo: list[tuple[str, Callable[[], str]]] = []
     for qualname, adapter in era.adapt.items():
         seam = f"{module.__name__}:{qualname}"
@@ -195,9 +198,7 @@ def _put(module: ModuleType, attribute: str, value: Any) -> Callable[[], str]:
     return undo
 
 
-def _refuse(
-    session: Session, name: str, shim: Shim, module: ModuleType, text: str, verdict: str
-) -> Entry:
+def _refuse(session: Session, name: str, shim: Shim, module: ModuleType, text: str) -> Entry:
     """Make every seam of the shim raise when it is used; a name that is absent is put there."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -210,7 +211,7 @@ def _refuse(
             undo.append((seam, _put(module, qualname, refuse)))
         elif _reachable(module, qualname):
             undo.append((seam, _wrap(session, module, qualname, refuse)))
-    return Entry(name, verdict, "", undo)
+    return Entry(name, BROKEN, "", undo)
 
 
 class _MissingConsumer:
@@ -224,11 +225,6 @@ class _MissingConsumer:
 _missing_consumer: Any = _MissingConsumer()
 
 
-def _warn_of_unreached_workers() -> None:
-    if (text := workers_left_out()) is not None:
-        log.warning("%s", text)
-
-
 def workers_left_out() -> str | None:
     """A sentence if ``VLLM_PLUGINS`` keeps vLLM from loading us in its worker processes."""
     allowed = os.environ.get("VLLM_PLUGINS")
@@ -236,6 +232,7 @@ def workers_left_out() -> str | None:
         return None
     wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
     return (
-        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker processes, "
-        f"which would then capture nothing, or wrongly. Set VLLM_PLUGINS={wanted!r}, or unset it."
+        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker "
+        "processes, which would then capture nothing, or wrongly. "
+        f"Set VLLM_PLUGINS={wanted!r}, or unset it."
     )

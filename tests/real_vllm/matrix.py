@@ -137,7 +137,7 @@ def real_vllm(release: str, speculators: str, *arguments: str, quiet: bool = Fal
 def run_all(releases: Iterable[str], shared_engine_only: Iterable[str] = ()) -> list[Run]:
     """Every release with every speculators, to the end even if some fail; one line per run.
 
-    ``shared_engine_only``: releases in which the tests that start engines of their own are left out.
+    ``shared_engine_only``: releases that leave out the tests which start engines of their own.
     """
     runs = []
     for release in releases:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import specvllm_compat
-import tiny
 from oracle import TALLY, check_results
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -46,11 +47,19 @@ class Engine:
         self.executor = core.model_executor
         self.scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
+        self._shutdown: Callable[[], None] | None = self.executor.shutdown
         self._sources: list[tuple[int, Description, torch.Tensor | None]] = []
         _engines[id(vllm_config)] = self
 
     def ignore_kv_cache_configs(self, kv_cache_configs: Any) -> None:
         """In place of ``initialize_from_config``, which EngineCore has called already."""
+
+    def close(self) -> None:
+        """End the worker processes. Safe to call again; the generator's ``__del__`` does."""
+        shutdown, self._shutdown = self._shutdown, None
+        self.broken = self.broken or "it was shut down"
+        if shutdown is not None:
+            shutdown()
 
     def attach(self, replies: list[Any], reason: str | None) -> None:
         """Map what the workers described; refuse workers that did not answer as ours do.

@@ -63,8 +63,8 @@ class Capture:
         self._runner = worker.model_runner
         if not hasattr(self._runner, "input_batch"):
             raise CaptureError(
-                f"{type(self._runner).__module__}.{type(self._runner).__name__} keeps no batch order "
-                "that rows could be attributed by. Set VLLM_USE_V2_MODEL_RUNNER=0."
+                f"{type(self._runner).__module__}.{type(self._runner).__name__} keeps no batch "
+                "order that rows could be attributed by. Set VLLM_USE_V2_MODEL_RUNNER=0."
             )
         config = worker.vllm_config
         layers = decoder_layers(self._runner.model, config.model_config)
@@ -166,10 +166,14 @@ class Capture:
         counts: dict[str, int] = scheduler_output.num_scheduled_tokens
         cached = scheduler_output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        starts.update((r.req_id, r.num_computed_tokens) for r in scheduler_output.scheduled_new_reqs)
+        starts.update(
+            (r.req_id, r.num_computed_tokens) for r in scheduler_output.scheduled_new_reqs
+        )
         order = [request_id for request_id in self._runner.input_batch.req_ids if request_id]
         if sorted(order) != sorted(counts):
-            raise CaptureError(f"the batch holds {order}, the step was scheduled for {list(counts)}")
+            raise CaptureError(
+                f"the batch holds {order}, the step was scheduled for {list(counts)}"
+            )
         return [(request_id, starts[request_id], counts[request_id]) for request_id in order]
 
     def _recorder(self, index: int, layer: torch.nn.Module) -> Any:
@@ -197,8 +201,8 @@ class Capture:
         # Padding, where there is any, lies behind the real rows.
         if hidden.dim() != 2 or hidden.shape[0] < self._rows or hidden.shape[1] != into.shape[1]:
             raise CaptureError(
-                f"decoder layer {layer_id} put out {tuple(hidden.shape)} for {self._rows} tokens of "
-                f"width {into.shape[1]}"
+                f"decoder layer {layer_id} put out {tuple(hidden.shape)} for {self._rows} tokens "
+                f"of width {into.shape[1]}"
             )
         hidden = hidden[: self._rows]
         if residual is None:
@@ -231,8 +235,8 @@ def decoder_layers(model: torch.nn.Module, model_config: Any) -> torch.nn.Module
             break
         level = [child for module in level for child in module.children()]
     raise CaptureError(
-        f"{type(model).__name__}: {'several lists' if level else 'no list'} of {count} layers found; "
-        "which of its modules are the decoder layers is not known"
+        f"{type(model).__name__} has {'several lists' if level else 'no list'} of {count} modules: "
+        "which of them are its decoder layers is not known"
     )
 
 

@@ -44,7 +44,7 @@ def consumer_gone(module_name: str) -> str | None:
     if SourceLens().file("speculators") is None:
         return None
     return (
-        f"speculators {installed('speculators').text} has no VllmHiddenStatesGenerator (0.5.0 removed "
-        "it; some builds of 0.4.0 leave data_generation out). Install a release that has it, without "
-        "its pins: pip install --no-deps speculators==0.4.0.1"
+        f"speculators {installed('speculators').text} has no VllmHiddenStatesGenerator (0.5.0 "
+        "removed it; some builds of 0.4.0 leave data_generation out). Install a release that has "
+        "it, without its pins: pip install --no-deps speculators==0.4.0.1"
     )

@@ -27,8 +27,11 @@ def from_engine_args(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
     asked = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     chosen = engine_args.current()
     _check_layer_ids(instance.layer_ids)
-    # Read once by vLLM, when the first config is made; its V2 runner shows no batch order.
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    if os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
+        raise ValueError(
+            "VLLM_USE_V2_MODEL_RUNNER must be unset or 0: the V2 model runner keeps no batch order "
+            "that captured rows could be attributed by"
+        )
 
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext

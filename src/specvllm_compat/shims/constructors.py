@@ -42,9 +42,7 @@ SCHEDULER = Shim(
         Era(
             since="0.11.0",
             probe=accepts(f"{_SCHEDULER}.add_request", "request")
-            & accepts(
-                f"{_SCHEDULER}.update_from_output", "scheduler_output", "model_runner_output"
-            )
+            & accepts(f"{_SCHEDULER}.update_from_output", "scheduler_output", "model_runner_output")
             & accepts(f"{_SCHEDULER}.finish_requests", "request_ids", "finished_status"),
             adapt={"Scheduler": scheduler_of_the_engine},
         ),

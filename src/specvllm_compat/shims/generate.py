@@ -78,7 +78,9 @@ def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
     if isinstance(token_ids, torch.Tensor) and token_ids.dim() != 2:
         raise ValueError(f"token_ids must be [batch, tokens], not {tuple(token_ids.shape)}")
     if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
-        raise TypeError(f"token_ids must be a list of token id lists, not {type(token_ids).__name__}")
+        raise TypeError(
+            f"token_ids must be a list of token id lists, not {type(token_ids).__name__}"
+        )
     if len(token_ids) == 0:
         raise ValueError("token_ids cannot be empty")
     prompts = []
@@ -91,7 +93,9 @@ def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
             prompt = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"prompt {index} is not made of integers: {error}") from None
-        whole = not (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool)
+        whole = not (
+            prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool
+        )
         if not whole or prompt.dim() != 1:
             raise TypeError(
                 f"prompt {index} must be one-dimensional and of integers, not {prompt.dtype} of "

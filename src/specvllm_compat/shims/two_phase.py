@@ -22,8 +22,7 @@ _ASSEMBLED = (
 )
 # 0.4 tells the worker which request has how many tokens, and expects states by request.
 BY_REQUEST = has(
-    "speculators.data_generation.custom_worker:"
-    "HiddenStatesWorkerExtension._set_request_metadata"
+    "speculators.data_generation.custom_worker:HiddenStatesWorkerExtension._set_request_metadata"
 )
 
 
@@ -60,6 +59,7 @@ def _executor(vllm_config: Any) -> Any:
     executor, collective_rpc = engine.executor, engine.executor.collective_rpc
     # The engine is initialised already; holding the bound method keeps it alive.
     executor.initialize_from_config = engine.ignore_kv_cache_configs
+    executor.shutdown = engine.close
     by_request = BY_REQUEST.holds(LiveLens())
 
     def states_as_the_consumer_knows_them(method: Any, *args: Any, **kwargs: Any) -> Any:
