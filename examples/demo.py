@@ -11,28 +11,34 @@ import os
 import sys
 import tempfile
 import time
+import warnings
+from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# Only what goes wrong, from vLLM, its workers and their libraries.
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+os.environ.update(QUIET)
+warnings.simplefilter("ignore")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_vllm"))
 
-import specvllm_compat  # isort: skip
-import tiny
-from oracle import relative_error
+import specvllm_compat  # noqa: E402  # isort: skip
+import tiny  # noqa: E402
+from oracle import relative_error  # noqa: E402
 
 LAYER_IDS = [1, 3, 5]
 
 
-def reasons() -> dict[str, str]:
-    """Why each shim exists, from the catalog."""
+def reason(name: str) -> str:
+    """What a shim does, in one line: the first that `specvllm-compat explain NAME` prints."""
+    from specvllm_compat.cli import explanation
     from specvllm_compat.shims import CATALOG
 
-    return {name: shim.upstream.change for name, shim in dict(CATALOG).items()}
+    return explanation(name, CATALOG[name]).splitlines()[0].partition(": ")[2]
 
 
 def main(folder: Path) -> None:
     model = tiny.make_llama(folder, layers=6)
-    specvllm_compat.configure(engine_args={"dtype": "float32"})
+    specvllm_compat.configure(engine_args={"dtype": "float32", "use_tqdm_on_load": False})
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
     generator = VllmHiddenStatesGenerator(
@@ -42,19 +48,17 @@ def main(folder: Path) -> None:
     prompts = [generator.tokenizer.encode(sentence) for sentence in sentences]
     results = generator.generate(prompts)
 
-    import speculators
-    import torch
-    import transformers
     import vllm
 
-    modules = (vllm, speculators, transformers, torch)
-    print("\n" + "   ".join(f"{m.__name__} {m.__version__}" for m in modules))
+    others = ("speculators", "transformers", "torch")
+    versions = [f"vllm {vllm.__version__}", *(f"{name} {version(name)}" for name in others)]
+    print("\n" + "   ".join(versions))
 
     print("\nWhat was adapted, and why")
-    why = reasons()
     for shim, verdict, era in specvllm_compat.status():
-        if verdict != "NATIVE":
-            print(f"  {shim:24} {verdict:8} since {era:8} {why.get(shim, '')}")
+        if verdict == "ADAPTED":
+            print(f"  {shim:22} as of {era:7} {reason(shim)}")
+    print("Its links and conditions: specvllm-compat explain NAME")
 
     print(f"\nHidden states of layers {LAYER_IDS}")
     for sentence, result in zip(sentences, results, strict=True):

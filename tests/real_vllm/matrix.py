@@ -32,8 +32,14 @@ VARIABLES = {
 }
 # Each of these would change what is tested; without bytecode `import vllm` takes most of a minute.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
-# What a binding library says about itself when Python exits, after pytest's closing line.
-NOISE = ("nanobind: ", " - leaked ", " - ... skipped", "See https://nanobind")
+# What vLLM says before logging is set up, and a binding library after pytest's closing line.
+NOISE = (
+    "Triton is installed, but",
+    "nanobind: ",
+    " - leaked ",
+    " - ... skipped",
+    "See https://nanobind",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,29 @@ def variables(
     return kept | VARIABLES | environment.variables | path | more
 
 
+def stream(
+    command: Sequence[str], told: dict[str, str], log: Path, *, quiet: bool = False
+) -> tuple[int, list[str]]:
+    """Run a command, its output into a log and, but for noise, shown; its status and its output."""
+    lines = []
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            env=told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for line in process.stdout or ():
+            lines.append(line)
+            file.write(line)
+            if not quiet and not line.startswith(NOISE):
+                print(line, end="", flush=True)
+        return process.wait(), lines
+
+
 def pytest(
     release: str, speculators: str | None, arguments: Sequence[str], *, quiet: bool = False
 ) -> Run:
@@ -94,23 +123,8 @@ def pytest(
     report, log = Path(f"{stem}.json"), Path(f"{stem}.log")
     report.unlink(missing_ok=True)
     command = [str(environment.python), "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=CHECKOUT,
-            env=variables(environment, speculators, SPECVLLM_MATRIX_REPORT=str(report)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        lines = []
-        for line in process.stdout or ():
-            lines.append(line)
-            file.write(line)
-            if not quiet and not line.startswith(NOISE):
-                print(line, end="", flush=True)
-        status = process.wait()
+    told = variables(environment, speculators, SPECVLLM_MATRIX_REPORT=str(report))
+    status, lines = stream(command, told, log, quiet=quiet)
     closing = [line for line in lines if " in " in line and line.strip("= \n")[:1].isdigit()]
     return Run(
         release=release,

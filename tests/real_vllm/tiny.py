@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -19,6 +20,8 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+
+transformers.utils.logging.disable_progress_bar()
 
 SENTENCES = [
     "A draft model proposes a few tokens and the large model accepts the ones it agrees with.",
