@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -184,25 +183,14 @@ def table(runs: Sequence[Run]) -> str:
     for run in runs:
         report = run.report
         versions = report.get("versions", {})
-        facts = [versions.get(name.lower(), "") for name in columns[2:]]
-        error = f"{report['largest_error']:.1e}" if report else ""
-        failed = report.get("failed", 0)
-        tests = f"{report['passed']} passed" + (f", {failed} FAILED" if failed else "")
-        lines.append(
-            row(
-                [
-                    run.release,
-                    run.speculators,
-                    *facts,
-                    str(report.get("prompts", "")),
-                    error,
-                    tests if run.ok or failed else f"FAILED: {run.closing_line}",
-                    str(run.seconds),
-                ]
-                if report
-                else [run.release, run.speculators, *facts, "", "", run.closing_line, ""]
-            )
-        )
+        seen = [
+            *(versions.get(name.lower(), "") for name in columns[2:]),
+            str(report.get("prompts", "")),
+            f"{report['largest_error']:.1e}" if report else "",
+            run.closing_line.partition(" in ")[0] if run.ok else f"FAILED: {run.closing_line}",
+            str(run.seconds),
+        ]
+        lines.append(row([run.release, run.speculators, *seen]))
     lines += [
         "",
         "## Verdict per shim",
@@ -227,5 +215,7 @@ def write(runs: Sequence[Run], page: Path) -> bool:
     page.write_text(table(runs))
     print(page.read_text())
     print(f"{sum(run.ok for run in runs)} of {len(runs)} runs are fine")
-    print("\n".join(run.line() for run in runs if not run.ok), end="", file=sys.stderr)
+    for run in runs:
+        if not run.ok:
+            print(run.line())
     return all(run.ok for run in runs)
