@@ -28,14 +28,6 @@ from oracle import relative_error  # noqa: E402
 LAYER_IDS = [1, 3, 5]
 
 
-def reason(name: str) -> str:
-    """What a shim does, in one line: the first that `specvllm-compat explain NAME` prints."""
-    from specvllm_compat.cli import explanation
-    from specvllm_compat.shims import CATALOG
-
-    return explanation(name, CATALOG[name]).splitlines()[0].partition(": ")[2]
-
-
 def main(folder: Path) -> None:
     model = tiny.make_llama(folder, layers=6)
     specvllm_compat.configure(engine_args={"dtype": "float32", "use_tqdm_on_load": False})
@@ -50,6 +42,8 @@ def main(folder: Path) -> None:
 
     import vllm
 
+    from specvllm_compat.shims import CATALOG
+
     others = ("speculators", "transformers", "torch")
     versions = [f"vllm {vllm.__version__}", *(f"{name} {version(name)}" for name in others)]
     print("\n" + "   ".join(versions))
@@ -57,7 +51,7 @@ def main(folder: Path) -> None:
     print("\nWhat was adapted, and why")
     for shim, verdict, era in specvllm_compat.status():
         if verdict == "ADAPTED":
-            print(f"  {shim:22} as of {era:7} {reason(shim)}")
+            print(f"  {shim:22} as of {era:7} {CATALOG[shim].does}")
     print("Its links and conditions: specvllm-compat explain NAME")
 
     print(f"\nHidden states of layers {LAYER_IDS}")

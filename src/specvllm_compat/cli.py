@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
@@ -65,7 +66,13 @@ def _explain(name: str | None) -> int:
 
 def explanation(name: str, shim: Shim) -> str:
     """What the shim does and why, its eras with their probes, and when it can be deleted."""
-    lines = [f"{name}: {_purpose(shim)}", "", f"  seams    {shim.module}: {', '.join(shim.names)}"]
+    lines = [
+        f"{name}: {shim.does}",
+        "",
+        _reason(shim),
+        "",
+        f"  seams    {shim.module}: {', '.join(shim.names)}",
+    ]
     for era in shim.eras:
         adapters = [*era.adapt.values(), *era.provide.values()]
         what = ", ".join(dict.fromkeys(a.__name__ for a in adapters)) if adapters else "native"
@@ -76,13 +83,10 @@ def explanation(name: str, shim: Shim) -> str:
     return "\n".join(lines)
 
 
-def _purpose(shim: Shim) -> str:
-    """The docstring of the file that defines the shim's adapters."""
-    era = next(era for era in shim.eras if not era.native)
-    adapter = next(iter([*era.adapt.values(), *era.provide.values()]))
-    module = inspect.getmodule(adapter)
-    names = importlib.import_module("specvllm_compat.shims")
-    for candidate in vars(names).values():
-        if inspect.ismodule(candidate) and shim in vars(candidate).values():
-            module = candidate
-    return inspect.cleandoc((module.__doc__ if module else "") or "")
+def _reason(shim: Shim) -> str:
+    """The docstring of the file that defines the shim."""
+    from specvllm_compat import shims
+
+    files = [module for module in vars(shims).values() if inspect.ismodule(module)]
+    file = next(module for module in files if any(v is shim for v in vars(module).values()))
+    return textwrap.indent(inspect.cleandoc(file.__doc__ or ""), "  ")

@@ -63,8 +63,9 @@ class Era:
 
 @dataclass(frozen=True, kw_only=True)
 class Shim:
-    """The seams of one family in one module."""
+    """The seams of one family in one module; ``does`` says in a line what that is for."""
 
+    does: str
     module: str
     upstream: Upstream
     eras: tuple[Era, ...]

@@ -14,10 +14,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 HERE = Path(__file__).parent
 PINS: dict[str, Any] = tomllib.loads((HERE / "environments.toml").read_text())
@@ -52,7 +53,9 @@ def interpreter(version: str) -> str:
     """A Python of this version on PATH or under pyenv; else the bare version, for uv to provide."""
     candidates = [shutil.which(f"python{version}"), sys.executable]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    candidates += [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
+    candidates += [
+        str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
+    ]
     for candidate in filter(None, candidates):
         probe = subprocess.run(
             [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],

@@ -193,13 +193,16 @@ def table(runs: Sequence[Run]) -> str:
         lines.append(row([run.release, run.speculators, *seen]))
     lines += [
         "",
-        "## Verdict per shim",
+        "## Verdict per shim, and the era that was found",
         "",
         row(["vLLM", "speculators", *shims]),
         row(["---"] * (2 + len(shims))),
     ]
     for run in runs:
-        verdicts = {name: verdict for name, verdict, *_ in run.report.get("verdicts", [])}
+        verdicts = {
+            name: f"{verdict.lower()} ({era})"
+            for name, verdict, era in run.report.get("verdicts", [])
+        }
         lines.append(row([run.release, run.speculators, *(verdicts.get(s, "") for s in shims)]))
     return "\n".join(lines) + "\n"
 

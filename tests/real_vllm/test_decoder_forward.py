@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from oracle import TOLERANCE
-
 from specvllm_compat.shim import installed
 
 

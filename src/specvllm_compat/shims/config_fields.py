@@ -78,6 +78,7 @@ def _check_layer_ids(layer_ids: Any) -> None:
 
 
 SHIM = Shim(
+    does="Build the engine's configuration the way vllm.LLM does.",
     module="speculators.data_generation.vllm_hidden_states_generator",
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/tree/v0.12.0/vllm/config/scheduler.py",

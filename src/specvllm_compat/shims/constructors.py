@@ -32,6 +32,7 @@ def scheduler_of_the_engine(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any
 
 
 SCHEDULER = Shim(
+    does="Take the scheduler from that engine.",
     module=_GENERATOR,
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/tree/v0.11.1/vllm/v1/core/sched/scheduler.py",
@@ -50,6 +51,7 @@ SCHEDULER = Shim(
 )
 
 REQUEST = Shim(
+    does="Build requests without eos_token_id where vLLM no longer takes it.",
     module=_GENERATOR,
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/tree/v0.17.0/vllm/v1/request.py",

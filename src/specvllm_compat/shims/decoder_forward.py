@@ -23,6 +23,9 @@ _RUNNER = has("vllm.v1.worker.gpu_worker:Worker.execute_model")
 
 def start_in_the_workers(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     """Start the capture in every worker and verify that each of them is adapted."""
+    # Not needed here, but then this process shows, too, what its workers do.
+    import speculators.data_generation.custom_worker  # noqa: F401
+
     from specvllm_compat.engine.assembly import engine_of
     from specvllm_compat.installer import workers_left_out
 
@@ -50,6 +53,7 @@ def rows_are_labelled_already(wrapped: Any, worker: Any, args: Any, kwargs: Any)
 
 
 DRIVER = Shim(
+    does="Start the capture in every worker, and refuse workers that are not adapted.",
     module="speculators.data_generation.vllm_hidden_states_generator",
     upstream=_UPSTREAM,
     eras=(
@@ -62,6 +66,7 @@ DRIVER = Shim(
 )
 
 WORKER = Shim(
+    does="Capture with hooks that keep the model's own forward, llama_4_scaling included.",
     module="speculators.data_generation.custom_worker",
     upstream=_UPSTREAM,
     eras=(

@@ -39,6 +39,7 @@ def torch_without_memory_query(module: ModuleType) -> Any:
 
 
 SHIM = Shim(
+    does="Start without CUDA: the memory query is answered without asking a device.",
     module="speculators.data_generation.vllm_hidden_states_generator",
     upstream=Upstream(
         change="https://github.com/vllm-project/speculators/pull/232",

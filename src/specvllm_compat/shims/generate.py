@@ -117,6 +117,7 @@ def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
 
 
 SHIM = Shim(
+    does="Return every prompt's states, in input order and in the requested layers.",
     module=_GENERATOR,
     upstream=Upstream(
         change="https://github.com/vllm-project/speculators/pull/433",

@@ -30,6 +30,7 @@ def config_of_the_engine(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
 
 
 SHIM = Shim(
+    does="Take the KV cache plan from that engine, hybrid models included.",
     module="speculators.data_generation.vllm_hidden_states_generator",
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/tree/v0.29.0/vllm/v1/core/kv_cache_utils.py",

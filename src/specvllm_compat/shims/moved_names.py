@@ -53,6 +53,7 @@ def attention_mask_module(_: ModuleType) -> ModuleType:
 
 
 KV_PLANNING = Shim(
+    does="Put the KV planning functions back where speculators imports them from.",
     module="vllm.v1.core.kv_cache_utils",
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/v1/core/kv_cache_planning.py",
@@ -70,6 +71,7 @@ KV_PLANNING = Shim(
 )
 
 HASHING = Shim(
+    does="Let speculators 0.4 import vllm.utils.hashing from a vLLM that has no such module.",
     module="vllm.utils",
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/tree/v0.11.1/vllm/utils/hashing.py",
@@ -87,6 +89,7 @@ HASHING = Shim(
 )
 
 ANNOTATIONS = Shim(
+    does="Let pydantic resolve the annotations of transformers' configs, which name torch.",
     module="transformers.configuration_utils",
     provider="transformers",
     upstream=Upstream(
@@ -106,6 +109,7 @@ ANNOTATIONS = Shim(
 )
 
 ATTENTION_MASK = Shim(
+    does="Let speculators import transformers.modeling_attn_mask_utils, which is gone.",
     module="transformers",
     provider="transformers",
     upstream=Upstream(

@@ -74,6 +74,7 @@ def _executor(vllm_config: Any) -> Any:
 
 
 SHIM = Shim(
+    does="Take the executor from an engine vLLM assembled, and close every step it is given.",
     module="speculators.data_generation.vllm_hidden_states_generator",
     upstream=Upstream(
         change="https://github.com/vllm-project/vllm/pull/26866",
