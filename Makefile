@@ -8,12 +8,13 @@ NOX := PATH="$(TOOLS)/bin:$$PATH" $(TOOLS)/bin/nox --error-on-missing-interprete
 # Without bytecode each `import vllm` takes most of a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint matrix matrix-all
+.PHONY: help demo test lint matrix matrix-all benchmarks
 help:
 	@echo "make demo        a tiny model through the newest vLLM, in a minute"
 	@echo "make test        lint, everything without an engine, real engines of the newest vLLM"
 	@echo "make matrix      real engines of the eras' first and last vLLM releases"
 	@echo "make matrix-all  real engines of every vLLM release; rewrites docs/matrix.md"
+	@echo "make benchmarks  what importing, a wrapped call and starting up cost"
 
 demo: $(TOOLS)/complete
 	@$(NOX) --session demo
@@ -29,6 +30,9 @@ matrix: $(TOOLS)/complete
 
 matrix-all: $(TOOLS)/complete
 	@$(NOX) --session matrix_all
+
+benchmarks: $(TOOLS)/complete
+	@$(NOX) --session benchmarks
 
 $(TOOLS)/complete:
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'Python 3.11 or newer is needed'"

@@ -98,10 +98,24 @@ def matrix_all(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """examples/demo.py on the newest release."""
+    script(session, "examples/demo.py", *session.posargs)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Every script in benchmarks/ on the newest release."""
+    for path in sorted((CHECKOUT / "benchmarks").glob("*.py")):
+        script(session, str(path.relative_to(CHECKOUT)))
+
+
+def script(session: nox.Session, path: str, *arguments: str) -> None:
+    """Run a script with the newest vLLM and speculators."""
     environment = environments.environment(environments.NEWEST)
-    told = real.variables(environment, environments.SPECULATORS[-1])
-    command = [str(environment.python), "examples/demo.py", *session.posargs]
-    real.WORK.mkdir(exist_ok=True)
-    status, _ = real.stream(command, told, real.WORK / "demo.log")
-    if status:
-        session.error(f"the demo ended with {status}")
+    session.run(
+        str(environment.python),
+        path,
+        *arguments,
+        env=real.variables(environment, environments.SPECULATORS[-1]),
+        include_outer_env=False,
+        external=True,
+    )

@@ -25,9 +25,8 @@ ENGINE_ARGS = {"max_model_len": 256, "max_num_batched_tokens": 8192, "enforce_ea
 
 
 def start_generator(model: str) -> tuple[float, float]:
-    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
-
     import specvllm_compat  # noqa: F401
+    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
     started = time.perf_counter()
     generator = VllmHiddenStatesGenerator(model, max_model_len=ENGINE_ARGS["max_model_len"])

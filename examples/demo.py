@@ -41,7 +41,6 @@ def main(folder: Path) -> None:
     results = generator.generate(prompts)
 
     import vllm
-
     from specvllm_compat.shims import CATALOG
 
     others = ("speculators", "transformers", "torch")

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import wrapt
-
 from specvllm_compat.contract import LiveLens
 from specvllm_compat.shim import (
     ADAPTED,

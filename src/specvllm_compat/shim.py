@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
-
 from specvllm_compat.contract import Contract, Lens, SourceLens
 
 log = logging.getLogger("specvllm_compat")

@@ -1,9 +1,10 @@
 """Build the environments of `environments.toml`: one real vLLM on CPU per release.
 
-Environments live in the user's cache folder under a name that holds a hash of their pins, so a fresh clone
-reuses them and a changed pin builds a new one. Standard library only; everything is installed by ``uv``.
+Environments live in the user's cache folder under a name that holds a hash of their pins, so a
+fresh clone reuses them and a changed pin builds a new one. Standard library only; everything is
+installed by ``uv``.
 
-    python tests/real_vllm/environments.py 0.32.0      # build (or find) one and print its interpreter
+    python tests/real_vllm/environments.py 0.32.0    # build or find one, print its interpreter
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def interpreter(version: str) -> str:
 
 
 def cpu_build_of_torch(version: str, python: str) -> Path | None:
-    """A CPU wheel of torch in one of pip's find-links folders, if this machine has one: far smaller."""
+    """A CPU wheel of torch from one of pip's find-links folders, if it has one: far smaller."""
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -83,7 +84,7 @@ def cpu_build_of_torch(version: str, python: str) -> Path | None:
 
 
 def built(folder: Path, build: Any) -> Path:
-    """``folder``, made by ``build(folder)`` if it is not complete; an interrupted build starts again."""
+    """``folder``, made by ``build(folder)`` unless complete; a broken build starts again."""
     done = folder / "complete"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,7 +145,7 @@ def find_library(name: str, folder: Path) -> Path | None:
 
 
 def provide_library(name: str, folder: Path) -> None:
-    """Unpack Debian's tcmalloc into the environment; other libraries must have come with a wheel."""
+    """Unpack Debian's tcmalloc into the environment; other libraries come with a wheel."""
     if find_library(name, folder) is None:
         subprocess.run(["apt-get", "download", "libtcmalloc-minimal4"], cwd=folder, check=True)
         for package in folder.glob("*.deb"):

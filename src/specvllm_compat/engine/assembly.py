@@ -14,7 +14,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-
 from specvllm_compat.engine import capture
 from specvllm_compat.engine.capture import CaptureError, Description, Labels
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from specvllm_compat.engine.transport import Segment, create
 
 # Rows of a step in order: (request id, position of the first token, number of tokens)

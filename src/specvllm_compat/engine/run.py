@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from specvllm_compat.engine.assembly import Engine
 from specvllm_compat.engine.capture import CaptureError
 

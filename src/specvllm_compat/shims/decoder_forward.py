@@ -25,7 +25,6 @@ def start_in_the_workers(wrapped: Any, instance: Any, args: Any, kwargs: Any) ->
     """Start the capture in every worker and verify that each of them is adapted."""
     # Not needed here, but then this process shows, too, what its workers do.
     import speculators.data_generation.custom_worker  # noqa: F401
-
     from specvllm_compat.engine.assembly import engine_of
     from specvllm_compat.installer import workers_left_out
 

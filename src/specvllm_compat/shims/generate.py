@@ -29,10 +29,9 @@ def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> list[dict[s
     import inspect
 
     import torch
-    from vllm.sampling_params import SamplingParams
-
     from specvllm_compat.engine.assembly import engine_of
     from specvllm_compat.engine.run import run
+    from vllm.sampling_params import SamplingParams
 
     token_ids = inspect.signature(wrapped).bind(*args, **kwargs).arguments["token_ids"]
     model_config = instance.vllm_config.model_config
