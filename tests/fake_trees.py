@@ -1,4 +1,4 @@
-"""Small ``vllm``, ``speculators``, ``transformers`` and ``torch`` packages that fail as the real ones do.
+"""Small ``vllm``, ``speculators``, ``transformers`` and ``torch`` that fail as the real ones do.
 
 A tree holds one release of each. Only what the consumer and the shims touch is there, with the
 signatures of that release; what would raise in the real package raises here, with its message.
@@ -65,6 +65,8 @@ VLLM: dict[str, Vllm] = {
     "nightly": Vllm(version="0.16.0rc2.dev12+g48c879369"),
     # A table that is wrong about a final release.
     "mislabelled": Vllm(version="0.17.0", **_SIXTEEN),
+    "versionless": Vllm(version="dev"),
+    "tagless": Vllm(version="0.1.dev1+g48c879369"),
     "future": Vllm(version="1.0.0", block_hasher=False, grammar_output=False),
     "hashless": Vllm(version="1.0.0", hash_function=False),
 }
@@ -85,12 +87,13 @@ def vllm_files(release: Vllm) -> dict[str, str]:
         def get_hash_fn_by_name(hash_fn_name):
             return getattr(hashlib, hash_fn_name)
     """)
+    specs = "kv_cache_specs, " if release.kv_cache_specs else ""
     planning = dedent(f"""
         def _get_kv_cache_groups_uniform_spec(kv_cache_specs):
             return [list(kv_cache_specs)]
 
         def get_kv_cache_config_from_groups(
-            vllm_config, kv_cache_groups, {"kv_cache_specs, " * release.kv_cache_specs}available_memory
+            vllm_config, kv_cache_groups, {specs}available_memory
         ):
             if available_memory <= 0:
                 raise ValueError("No available memory for the cache blocks.")
@@ -441,9 +444,13 @@ def speculators_files(version: str) -> dict[str, str]:
     if version.startswith("0.5"):
         return {f"speculators/{path}": text for path, text in files.items()}
     old = version.startswith("0.3")
-    files["data_generation/__init__.py"] = "" if old else (
-        "from speculators.data_generation.vllm_hidden_states_generator import "
-        "VllmHiddenStatesGenerator\n"
+    files["data_generation/__init__.py"] = (
+        ""
+        if old
+        else (
+            "from speculators.data_generation.vllm_hidden_states_generator import "
+            "VllmHiddenStatesGenerator\n"
+        )
     )
     files["data_generation/custom_worker.py"] = _worker_extension(old)
     files["data_generation/vllm_hidden_states_generator.py"] = _generator(old)
@@ -773,8 +780,11 @@ class Tree:
 
     def tells_without_us(self, script: str) -> Any:
         """The negative control: the same script, and nothing of ours is ever imported."""
-        finished = self.run("import sys, user\nfrom user import *\n" + dedent(script)
-                            + "\nassert 'specvllm_compat' not in sys.modules\n")
+        finished = self.run(
+            "import sys, user\nfrom user import *\n"
+            + dedent(script)
+            + "\nassert 'specvllm_compat' not in sys.modules\n"
+        )
         return finished.value
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 from fake_trees import Finished, Tree
-
 from specvllm_compat.cli import main
 from specvllm_compat.shims import CATALOG
 

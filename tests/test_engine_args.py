@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from fake_trees import Tree
-
 from specvllm_compat.engine_args import _FIXED
 
 Trees = Callable[..., Tree]
@@ -57,7 +56,7 @@ def test_a_misspelt_argument_is_refused_with_the_near_misses(
     tree: Trees, name: str, near: str
 ) -> None:
     said, found = configured(tree(), {"dtype": "bfloat16", name: 2})
-    assert said.startswith(f"ValueError: configure(engine_args=…): vLLM 0.32.0 has no engine arg")
+    assert said.startswith("ValueError: configure(engine_args=…): vLLM 0.32.0 has no engine arg")
     assert repr(name) in said
     assert near in said.split("did you mean")[1]
     assert dict(found)["dtype"] == "auto"  # nothing of a refused call is kept
@@ -144,6 +143,13 @@ def test_a_variable_that_is_wrong_is_refused_when_a_generator_is_made(
     )
     assert told[0] == "module"
     assert told[1].startswith(f"ValueError: {said}")
+
+
+def test_the_model_runner_that_cannot_be_read_is_refused(tree: Trees) -> None:
+    told = tree().tells("tell(outcome(generator))", VLLM_USE_V2_MODEL_RUNNER="1")
+    assert told.startswith("ValueError: VLLM_USE_V2_MODEL_RUNNER must be unset or 0")
+    told = tree().tells("tell(outcome(generator))", VLLM_USE_V2_MODEL_RUNNER="0")
+    assert told == "VllmHiddenStatesGenerator"
 
 
 @pytest.mark.parametrize("value", ["", "  ", "{}"])

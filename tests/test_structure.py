@@ -32,17 +32,6 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
 }
 THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"shim"}}
 
-UPWARDS = {"specvllm_compat.shims.decoder_forward"}
-NO_DOCSTRING = {"specvllm_compat.shims.decoder_forward"}
-
-
-def modules(known_faults: set[str], reason: str) -> list[object]:
-    """Every module as a parameter; those of known faults are expected to fail."""
-    mark = pytest.mark.xfail(strict=True, reason=f"FAULT: {reason}")
-    return [
-        pytest.param(name, id=name, marks=[mark] if name in known_faults else []) for name in FILES
-    ]
-
 
 def parse(name: str) -> ast.Module:
     return ast.parse(FILES[name].read_text(encoding="utf-8"))
@@ -70,10 +59,10 @@ def imports(name: str) -> Iterator[tuple[str, bool]]:
 
 def part(module: str) -> str:
     """The second component of a module's name: what the rules are about."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
-@pytest.mark.parametrize("name", modules(UPWARDS, "a shim imports the installer, which imports it"))
+@pytest.mark.parametrize("name", FILES)
 def test_dependencies_point_one_way(name: str) -> None:
     at_top, in_functions = RULES.get(part(name), (set(), set()))
     for module, inside in imports(name):
@@ -112,7 +101,7 @@ def test_a_module_holds_one_idea(name: str) -> None:
     assert ast.get_docstring(parse(name))
 
 
-@pytest.mark.parametrize("name", modules(NO_DOCSTRING, "public adapters without a docstring"))
+@pytest.mark.parametrize("name", FILES)
 def test_each_public_function_and_class_says_what_it_is_for(name: str) -> None:
     silent = [
         node.name

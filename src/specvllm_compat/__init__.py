@@ -24,24 +24,32 @@ __version__ = "0.1.0"
 __all__ = ["UnsupportedVllm", "configure", "install", "plugin", "status", "uninstall"]
 
 
+_automatic = os.environ.get("SPECVLLM_COMPAT", "").lower() not in ("off", "0", "false")
+
+
 def install() -> None:
     """Install every shim of the catalog in this process, now or as soon as its module is imported.
 
     Runs by itself on the first import of vllm or speculators. Calling it again changes nothing.
     """
+    global _automatic  # noqa: PLW0603
     from specvllm_compat import installer
 
     installer.install()
+    _automatic = True
 
 
 def uninstall() -> list[tuple[str, str]]:
     """Undo what was installed in this process; returns ``(seam, "REMOVED" | "BURIED")`` per seam.
 
-    ``BURIED``: somebody wrapped the name after us. Our wrapper stays under theirs and passes every
-    call through. Generators that already exist keep what they were given.
+    Holds until `install` is called: nothing installs by itself after this. ``BURIED``: somebody
+    wrapped the name after us. Our wrapper stays under theirs and passes every call through.
+    Generators that already exist keep what they were given.
     """
+    global _automatic  # noqa: PLW0603
     from specvllm_compat import installer
 
+    _automatic = False
     return installer.uninstall()
 
 
@@ -75,12 +83,14 @@ def configure(*, engine_args: Mapping[str, Any]) -> None:
 
 def plugin() -> None:
     """The ``vllm.general_plugins`` entry point: vLLM calls it in every process. Never raises."""
-    if _enabled():
+    if not _automatic:
+        return
+    try:
         install()
+    except Exception:  # an import of vllm is under way: it must not fail for our reasons
+        import logging
 
-
-def _enabled() -> bool:
-    return os.environ.get("SPECVLLM_COMPAT", "").lower() not in ("off", "0", "false")
+        logging.getLogger("specvllm_compat").exception("could not be installed")
 
 
 def __getattr__(name: str) -> object:
@@ -91,5 +101,5 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if _enabled():
-    _tripwire.arm(install)
+if _automatic:
+    _tripwire.arm(plugin)

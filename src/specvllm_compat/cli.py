@@ -31,7 +31,7 @@ def _status(*, as_json: bool) -> int:
     import specvllm_compat
     from specvllm_compat.shim import installed
 
-    specvllm_compat.install()
+    specvllm_compat.plugin()  # not install(): SPECVLLM_COMPAT=off holds here too
     error = None
     try:
         for module in ("vllm_hidden_states_generator", "custom_worker"):

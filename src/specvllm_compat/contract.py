@@ -49,6 +49,12 @@ class Contract:
     text: str
     places: tuple[str, ...]
     holds: Callable[[Lens], bool]
+    conjuncts: tuple[Contract, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Contract, ...]:
+        """The contracts that ``&`` put together, or this one alone."""
+        return self.conjuncts or (self,)
 
     def __str__(self) -> str:
         return self.text
@@ -58,6 +64,7 @@ class Contract:
             f"{self} and {other}",
             self.places + other.places,
             lambda lens: self.holds(lens) and other.holds(lens),
+            self.parts + other.parts,
         )
 
     def __invert__(self) -> Contract:
@@ -108,7 +115,9 @@ class LiveLens:
             missing = object()
             found = inspect.getattr_static(found, name, missing)
             if found is missing:
-                return None
+                # Half of a module is there while it is still being imported.
+                half = getattr(module.__spec__, "_initializing", False)
+                return self._source.shape(place) if half else None
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
         return _signature(found) if callable(found) else Shape()
@@ -149,12 +158,13 @@ class SourceLens:
         for name in qualname.split("."):
             owner, node = node, _defined(body, name)
             if node is None:
-                written = name == "__init__" and isinstance(owner, ast.ClassDef)
-                return _dataclass_init(owner) if written and owner else None
+                if name == "__init__" and isinstance(owner, ast.ClassDef):
+                    return _dataclass_init(owner)
+                return None
             body = node.body if isinstance(node, ast.ClassDef) else []
         if isinstance(node, ast.ClassDef):
             init = _defined(node.body, "__init__")
-            return _shape_of(init, skip=1) if init else _dataclass_init(node)
+            return _shape_of(init, skip=1) if init else _dataclass_init(node, skip=1)
         return _shape_of(node)
 
     def file(self, module_name: str) -> Path | None:
@@ -194,9 +204,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
         if isinstance(statement, ast.If):
-            if "TYPE_CHECKING" not in ast.unparse(statement.test):
+            test = ast.unparse(statement.test)
+            if test not in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
                 yield from _statements(statement.body)
-            yield from _statements(statement.orelse)
+            if test not in ("not TYPE_CHECKING", "not typing.TYPE_CHECKING"):
+                yield from _statements(statement.orelse)
         elif isinstance(statement, ast.Try):
             for block in (statement.body, statement.orelse, statement.finalbody):
                 yield from _statements(block)
@@ -215,9 +227,12 @@ def _defined(body: list[ast.stmt], name: str) -> ast.stmt | None:
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             bound = [alias.asname or alias.name.split(".")[0] for alias in statement.names]
         elif isinstance(statement, ast.Assign):
-            bound = [t.id for t in statement.targets if isinstance(t, ast.Name)]
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            bound = [statement.target.id]
+            names = [n for target in statement.targets for n in ast.walk(target)]
+            bound = [
+                n.id for n in names if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            ]
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            bound = [ast.unparse(statement.target)]
         else:
             continue
         if name in bound:
@@ -227,6 +242,8 @@ def _defined(body: list[ast.stmt], name: str) -> ast.stmt | None:
 
 def _shape_of(node: ast.AST | None, *, skip: int = 0) -> Shape:
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return Shape()
+    if any(ast.unparse(d) in ("property", "cached_property") for d in node.decorator_list):
         return Shape()
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -242,26 +259,25 @@ def _shape_of(node: ast.AST | None, *, skip: int = 0) -> Shape:
     )
 
 
-def _dataclass_init(node: ast.stmt) -> Shape | None:
-    """The constructor that a dataclass decorator writes: its annotated fields."""
-    if not isinstance(node, ast.ClassDef):
-        return None
-    fields = [
-        s
-        for s in _statements(node.body)
-        if isinstance(s, ast.AnnAssign)
-        and isinstance(s.target, ast.Name)
-        and "ClassVar" not in ast.unparse(s.annotation)
-    ]
-    if not node.decorator_list or not fields:
-        return Shape()
-    names = [ast.unparse(field.target) for field in fields]
-    values = [field.value for field in fields]
-    return Shape(
-        parameters=tuple(names),
-        defaults=tuple(
-            (name, ast.unparse(value))
-            for name, value in zip(names, values, strict=True)
-            if value is not None
-        ),
-    )
+def _dataclass_init(node: ast.ClassDef, *, skip: int = 0) -> Shape:
+    """The constructor of a class that defines none: a dataclass's fields, or nothing to pass."""
+    decorators = [ast.unparse(d).partition("(")[0].split(".")[-1] for d in node.decorator_list]
+    if not set(decorators) & {"dataclass", "config"}:
+        return Shape() if node.bases else Shape(parameters=("self",)[skip:])
+    names, values = ["self"], {}
+    for field in _statements(node.body):
+        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
+            continue
+        name, value = ast.unparse(field.target), field.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in (
+            "field",
+            "Field",
+        ):
+            options = {k.arg: k.value for k in value.keywords}
+            if (init := options.get("init")) is not None and ast.unparse(init) == "False":
+                continue
+            value = options.get("default", options.get("default_factory"))
+        names.append(name)
+        if value is not None:
+            values[name] = ast.unparse(value)
+    return Shape(parameters=tuple(names)[skip:], defaults=tuple(values.items()))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +18,6 @@ from specvllm_compat.shim import (
     UNSUPPORTED,
     WAITING,
     Adapter,
-    Era,
     Release,
     Shim,
     UnsupportedVllm,
@@ -29,7 +27,9 @@ from specvllm_compat.shim import (
     refusal,
 )
 from specvllm_compat.shims import CATALOG, FLOOR, consumer_gone
+from specvllm_compat.shims.decoder_forward import workers_left_out
 
+Undo = tuple[str, Callable[[], str]]  # the seam, and what puts it back
 _REMOVED, _BURIED = "REMOVED", "BURIED"
 _MISSING = object()
 
@@ -40,8 +40,8 @@ class Entry:
 
     shim: str
     verdict: str
-    era: str
-    undo: list[tuple[str, Callable[[], str]]] = field(default_factory=list)
+    era: str = ""
+    undo: list[Undo] = field(default_factory=list)
 
 
 class Session:
@@ -96,7 +96,7 @@ def uninstall() -> list[tuple[str, str]]:
 def status() -> list[tuple[str, str, str]]:
     """``(shim, verdict, era)`` for the whole catalog."""
     done = {entry.shim: entry for entry in (_session.ledger if _session else [])}
-    waiting = Entry("", WAITING, "")
+    waiting = Entry("", WAITING)
     return [(n, done.get(n, waiting).verdict, done.get(n, waiting).era) for n in CATALOG]
 
 
@@ -105,46 +105,40 @@ def _hook(session: Session, name: str, shim: Shim) -> Callable[[ModuleType], Non
         if not session.active:  # wrapt cannot unregister a hook
             return
         with _lock:
+            entry = Entry(name, BROKEN)
+            session.ledger.append(entry)
             # A hook that raises would make the import fail, and the next one succeed without us.
             try:
-                session.ledger.append(_apply(session, name, shim, module))
+                _apply(session, shim, module, entry)
             except Exception as error:  # noqa: BLE001
                 log.exception("%s: could not be installed", name)
+                entry.verdict = BROKEN
                 text = f"{name}: specvllm-compat failed to adapt {shim.module}: {error!r}"
-                session.ledger.append(_refuse(session, name, shim, module, text))
+                _refuse(session, shim, module, entry, text)
 
     return on_import
 
 
-def _apply(session: Session, name: str, shim: Shim, module: ModuleType) -> Entry:
+def _apply(session: Session, shim: Shim, module: ModuleType, entry: Entry) -> None:
     lens = LiveLens()
     release = session.release(shim.provider)
     era, remark = choose(shim, lens, release)
-    if shim.provider == "vllm" and release.number < FLOOR:
-        era = None
-    if era is None:
-        text = refusal(name, shim, lens, release)
+    too_old = shim.provider == "vllm" and release.trusted and release.number < FLOOR
+    if too_old or era is None:
+        entry.verdict = UNSUPPORTED
+        text = refusal(entry.shim, shim, lens, release, FLOOR if too_old else None)
         log.error("%s", text)
-        return replace(_refuse(session, name, shim, module, text), verdict=UNSUPPORTED)
+        _refuse(session, shim, module, entry, text)
+        return
     if remark:
-        log.log(30 if release.trusted else 20, "%s: %s", name, remark)
-    verdict = NATIVE if era.native else ADAPTED
-    log.log(10 if era.native else 20, "%s: %s, era %s", name, verdict, era.since)
-    return Entry(name, verdict, era.since, _install_era(session, module, era))
-
-
-def _install_era(
-    session: Session, module: ModuleType, era: Era
-) -> list[tuple[str, Callable[[], str]]]:
-    undo: list[tuple[str, Callable[[], str]]] = []
+        log.log(30 if release.trusted else 20, "%s: %s", entry.shim, remark)
     for qualname, adapter in era.adapt.items():
-        seam = f"{module.__name__}:{qualname}"
         if _reachable(module, qualname):  # the releases of the consumer differ in their seams
-            undo.append((seam, _wrap(session, module, qualname, adapter)))
+            entry.undo.append(_wrap(session, module, qualname, adapter))
     for attribute, provider in era.provide.items():
-        seam = f"{module.__name__}:{attribute}"
-        undo.append((seam, _put(module, attribute, provider(module))))
-    return undo
+        entry.undo.append(_put(module, attribute, provider(module)))
+    entry.verdict, entry.era = (NATIVE if era.native else ADAPTED), era.since
+    log.log(10 if era.native else 20, "%s: %s, era %s", entry.shim, entry.verdict, era.since)
 
 
 def _reachable(module: ModuleType, qualname: str) -> bool:
@@ -154,9 +148,7 @@ def _reachable(module: ModuleType, qualname: str) -> bool:
     return found is not _MISSING
 
 
-def _wrap(
-    session: Session, module: ModuleType, qualname: str, adapter: Adapter
-) -> Callable[[], str]:
+def _wrap(session: Session, module: ModuleType, qualname: str, adapter: Adapter) -> Undo:
     parent, attribute, original = wrapt.resolve_path(module, qualname)
     inherited = attribute not in vars(parent)
     wrapper = wrapt.FunctionWrapper(original, adapter, enabled=lambda: session.active)
@@ -171,10 +163,10 @@ def _wrap(
             setattr(parent, attribute, original)
         return _REMOVED
 
-    return undo
+    return f"{module.__name__}:{qualname}", undo
 
 
-def _put(module: ModuleType, attribute: str, value: Any) -> Callable[[], str]:
+def _put(module: ModuleType, attribute: str, value: Any) -> Undo:
     """Set a module's attribute; a module among modules is also made importable."""
     before = vars(module).get(attribute, _MISSING)
     setattr(module, attribute, value)
@@ -194,23 +186,23 @@ def _put(module: ModuleType, attribute: str, value: Any) -> Callable[[], str]:
             setattr(module, attribute, before)
         return _REMOVED
 
-    return undo
+    return f"{module.__name__}:{attribute}", undo
 
 
-def _refuse(session: Session, name: str, shim: Shim, module: ModuleType, text: str) -> Entry:
+def _refuse(session: Session, shim: Shim, module: ModuleType, entry: Entry, text: str) -> None:
     """Make every seam of the shim raise when it is used; a name that is absent is put there."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise UnsupportedVllm(text)
 
-    undo: list[tuple[str, Callable[[], str]]] = []
     for qualname in shim.names:
-        seam = f"{module.__name__}:{qualname}"
-        if "." not in qualname and not hasattr(module, qualname):
-            undo.append((seam, _put(module, qualname, refuse)))
-        elif _reachable(module, qualname):
-            undo.append((seam, _wrap(session, module, qualname, refuse)))
-    return Entry(name, BROKEN, "", undo)
+        try:
+            if "." not in qualname and not hasattr(module, qualname):
+                entry.undo.append(_put(module, qualname, refuse))
+            elif _reachable(module, qualname):
+                entry.undo.append(_wrap(session, module, qualname, refuse))
+        except Exception:  # noqa: BLE001
+            log.exception("%s: %s cannot even be made to refuse", entry.shim, qualname)
 
 
 class _MissingConsumer:
@@ -222,16 +214,3 @@ class _MissingConsumer:
 
 
 _missing_consumer: Any = _MissingConsumer()
-
-
-def workers_left_out() -> str | None:
-    """A sentence if ``VLLM_PLUGINS`` keeps vLLM from loading us in its worker processes."""
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
-        return None
-    wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
-    return (
-        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker "
-        "processes, which would then capture nothing, or wrongly. "
-        f"Set VLLM_PLUGINS={wanted!r}, or unset it."
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from specvllm_compat.contract import Contract, Lens, SourceLens
 
 log = logging.getLogger("specvllm_compat")
@@ -88,11 +88,16 @@ class Release:
     def parse(cls, text: str) -> Release:
         try:
             version = Version(text)
-        except InvalidVersion:
+        except ValueError:  # InvalidVersion, or a number too long to be one
             return cls(text)
         built_from_git = bool(re.match(r"g[0-9a-f]{6,}", version.local or ""))
         trusted = not version.is_prerelease and not built_from_git
-        return cls(text, version.release, trusted)
+        return cls(text, number(version), trusted)
+
+
+def number(version: Version) -> tuple[int, ...]:
+    """The release part, of three numbers at least: 0.20 and 0.20.0 are one release."""
+    return version.release + (0,) * (3 - len(version.release))
 
 
 def installed(package: str) -> Release:
@@ -120,7 +125,7 @@ def choose(shim: Shim, lens: Lens, release: Release) -> tuple[Era | None, str]:
     None if no probe holds. Probes decide: a nightly carries the number of a release it is not.
     """
     observed = [era for era in shim.eras if era.probe.holds(lens)]
-    predicted = [era for era in shim.eras if Version(era.since).release <= release.number]
+    predicted = [era for era in shim.eras if number(Version(era.since)) <= release.number]
     if not observed:
         return None, ""
     if predicted and predicted[-1] in observed:
@@ -132,22 +137,35 @@ def choose(shim: Shim, lens: Lens, release: Release) -> tuple[Era | None, str]:
     )
 
 
-def refusal(name: str, shim: Shim, lens: Lens, release: Release) -> str:
-    """Why this seam cannot be used: what, where, found, expected, do."""
-    places = dict.fromkeys(place for era in shim.eras for place in era.probe.places)
-    found = "; ".join(f"{place}: {lens.shape(place) or 'absent'}" for place in places)
-    expected = "; or ".join(f"{era.probe} (since {era.since})" for era in shim.eras)
+def refusal(
+    name: str, shim: Shim, lens: Lens, release: Release, floor: tuple[int, ...] | None = None
+) -> str:
+    """Why this seam cannot be used: what, where, found, expected, do.
+
+    ``floor``: the oldest release that is supported, if that is the reason.
+    """
+    what = f"{name}: {shim.provider} {release.text}"
+    if floor is not None:
+        oldest = ".".join(map(str, floor))
+        return f"{what} is older than {oldest}, the oldest that is supported. Install a newer one."
+    wanted = []
+    for era in shim.eras:
+        for part in era.probe.parts:
+            if not part.holds(lens):
+                found = "; ".join(str(lens.shape(place) or "absent") for place in part.places)
+                wanted.append(f"as of {era.since}: {part}, found {found}")
     return (
-        f"{name}: {shim.provider} {release.text} has no known shape for {shim.module}. "
-        f"Found {found}. Expected {expected}. "
-        f"Use a release between the first and the last that README's table lists, or report this."
+        f"{what} has no known shape for {shim.module}. Expected {'; or '.join(wanted)}. "
+        "Install a release that the README's table lists, or report this."
     )
 
 
-def dropping(*names: str) -> Adapter:
-    """Call without these keywords."""
+def dropping(name: str) -> Adapter:
+    """Call without this keyword."""
 
     def adapter(wrapped: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return wrapped(*args, **{k: v for k, v in kwargs.items() if k not in names})
+        kwargs.pop(name, None)  # Python made this dictionary for this call
+        return wrapped(*args, **kwargs)
 
+    adapter.__name__ = f"dropping_{name}"
     return adapter

@@ -28,7 +28,10 @@ def scheduler_of_the_engine(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any
     """The scheduler that the assembled engine runs with."""
     from specvllm_compat.engine.assembly import engine_of
 
-    return engine_of(kwargs["vllm_config"]).scheduler
+    def of(vllm_config: Any, *_: Any, **__: Any) -> Any:
+        return engine_of(vllm_config).scheduler
+
+    return of(*args, **kwargs)
 
 
 SCHEDULER = Shim(

@@ -7,6 +7,7 @@ fails for layers of another form. Hooks on the decoder layers change nothing in 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from specvllm_compat.contract import has
@@ -26,7 +27,6 @@ def start_in_the_workers(wrapped: Any, instance: Any, args: Any, kwargs: Any) ->
     # Not needed here, but then this process shows, too, what its workers do.
     import speculators.data_generation.custom_worker  # noqa: F401
     from specvllm_compat.engine.assembly import engine_of
-    from specvllm_compat.installer import workers_left_out
 
     replies = instance.executor.collective_rpc(
         "_setup_hidden_states_capture", args=(list(instance.layer_ids),)
@@ -34,7 +34,21 @@ def start_in_the_workers(wrapped: Any, instance: Any, args: Any, kwargs: Any) ->
     engine_of(instance.vllm_config).attach(replies, workers_left_out())
 
 
+def workers_left_out() -> str | None:
+    """A sentence if ``VLLM_PLUGINS`` keeps vLLM from loading us in its worker processes."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
+        return None
+    wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
+    return (
+        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker "
+        "processes, which would then capture nothing, or wrongly. "
+        f"Set VLLM_PLUGINS={wanted!r}, or unset it."
+    )
+
+
 def start(wrapped: Any, worker: Any, args: Any, kwargs: Any) -> Any:
+    """In a worker: put the hooks in place; the reply tells the driver that it is adapted."""
     from specvllm_compat.engine.capture import Capture
 
     layer_ids = args[0] if args else kwargs["layer_ids"]
@@ -42,6 +56,7 @@ def start(wrapped: Any, worker: Any, args: Any, kwargs: Any) -> Any:
 
 
 def reset(wrapped: Any, worker: Any, args: Any, kwargs: Any) -> None:
+    """In a worker: drop states that were not taken."""
     from specvllm_compat.engine.capture import Capture
 
     Capture.of(worker).reset()

@@ -26,7 +26,10 @@ def config_of_the_engine(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     """The KVCacheConfig that the assembled engine runs with."""
     from specvllm_compat.engine.assembly import engine_of
 
-    return engine_of(kwargs["vllm_config"]).kv_cache_config
+    def of(vllm_config: Any, *_: Any, **__: Any) -> Any:
+        return engine_of(vllm_config).kv_cache_config
+
+    return of(*args, **kwargs)
 
 
 SHIM = Shim(

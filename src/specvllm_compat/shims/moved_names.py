@@ -28,7 +28,15 @@ def forwarding(home: str, name: str) -> Provider:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return getattr(import_module(home), name)(*args, **kwargs)
 
-    return lambda _: forward
+    def forwarding_to_its_new_home(_: ModuleType) -> Any:
+        return forward
+
+    return forwarding_to_its_new_home
+
+
+def torch_itself(_: ModuleType) -> ModuleType:
+    """The name that annotations use, and that only type checkers import."""
+    return import_module("torch")
 
 
 def hashing_module(utils: ModuleType) -> ModuleType:
@@ -101,9 +109,8 @@ ANNOTATIONS = Shim(
         Era(since="4.56", probe=~has("transformers.configuration_utils:PreTrainedConfig")),
         Era(
             since="5.0",
-            # Its annotations name torch, which it imports for type checkers only.
             probe=has("transformers.configuration_utils:PreTrainedConfig"),
-            provide={"torch": lambda _: import_module("torch")},
+            provide={"torch": torch_itself},
         ),
     ),
 )

@@ -38,8 +38,8 @@ def two_phases(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     executor = _executor(*args, **kwargs)
     execute_model, sample_tokens = executor.execute_model, executor.sample_tokens
 
-    def execute_and_sample(scheduler_output: Any) -> Any:
-        output = execute_model(scheduler_output)
+    def execute_and_sample(*step: Any, **options: Any) -> Any:
+        output = execute_model(*step, **options)
         return sample_tokens(None) if output is None else output
 
     executor.execute_model = execute_and_sample
