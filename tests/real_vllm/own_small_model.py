@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,14 @@ STARVED = {"block_size": 32, "num_gpu_blocks_override": 40}
 
 
 class CountingGenerator(VllmHiddenStatesGenerator):
-    """A user's subclass."""
+    """A user's subclass, whose workers are forked (vLLM insists on spawn for the CPU)."""
 
     calls = 0
+
+    def _create_vllm_config(self, *args: Any, **kwargs: Any) -> Any:
+        config = super()._create_vllm_config(*args, **kwargs)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        return config
 
     def generate(self, token_ids: Any) -> list[dict[str, Any]]:
         self.calls += 1
@@ -50,6 +56,7 @@ def main(model: Path, report: Path) -> None:
         arguments["max_num_batched_tokens"] = 2048
     generator = CountingGenerator(**arguments)
     assert generator.layer_ids == DEFAULT_LAYER_IDS, generator.layer_ids
+    assert type(generator.executor.workers[0].proc).__name__ == "ForkProcess"
     for call, count in enumerate((33, 5)):
         prompts = [[(call + n * k) % 512 for k in range(1024 - 31 * n)] for n in range(count)]
         assert (

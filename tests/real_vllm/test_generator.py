@@ -323,7 +323,7 @@ def test_two_tensor_parallel_ranks_give_the_same_states(run_script: Any, llama: 
 def test_default_layers_of_a_shallow_model_in_a_subclass_with_fork_and_a_starved_cache(
     run_script: Any, small_llama: Path
 ) -> None:
-    seen = run_script("own_small_model.py", small_llama, VLLM_WORKER_MULTIPROC_METHOD="fork")
+    seen = run_script("own_small_model.py", small_llama)
     assert "max_num_seqs" in seen["refusal"]
     assert seen["calls"] == 2
     assert seen["prompts"] == 38
