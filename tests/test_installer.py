@@ -11,7 +11,6 @@ from typing import Any
 import fake_trees
 import pytest
 from fake_trees import ERAS, Tree
-from specvllm_compat.installer import workers_left_out
 
 Trees = Callable[..., Tree]
 
@@ -528,31 +527,16 @@ def test_after_uninstall_a_speculators_without_the_class_fails_in_its_own_words(
 
 
 @pytest.mark.parametrize("value", ["lora_filesystem_resolver", "", "a, b"])
-def test_an_allow_list_of_plugins_without_us_is_named(
-    monkeypatch: pytest.MonkeyPatch, value: str
+def test_an_allow_list_of_plugins_without_us_is_refused_before_the_engine_starts(
+    tree: Trees, value: str
 ) -> None:
-    monkeypatch.setenv("VLLM_PLUGINS", value)
-    text = workers_left_out()
-    assert text is not None
-    assert f"VLLM_PLUGINS={value!r}" in text
+    told = tree().tells("tell(outcome(generator))", VLLM_PLUGINS=value)
     wanted = f"{value},specvllm_compat" if value else "specvllm_compat"
-    assert f"VLLM_PLUGINS={wanted!r}" in text
-    monkeypatch.setenv("VLLM_PLUGINS", wanted)
-    assert workers_left_out() is None
-
-
-def test_no_allow_list_leaves_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert workers_left_out() is None
-    monkeypatch.setenv("VLLM_PLUGINS", "other, specvllm_compat")
-    assert workers_left_out() is None
-
-
-def test_an_allow_list_without_us_is_warned_of_at_once(tree: Trees) -> None:
-    script = "import specvllm_compat\nfrom user import *\ntell(outcome(request))"
-    finished = tree().run(script, VLLM_PLUGINS="other")
-    assert finished.value == "Request"
-    assert "VLLM_PLUGINS='other' keeps vLLM from loading specvllm_compat" in finished.err
+    assert told.startswith(f"ValueError: VLLM_PLUGINS={value!r} keeps vLLM from loading")
+    assert f"Set VLLM_PLUGINS={wanted!r}" in told
+    for allowed in (wanted, "other, specvllm_compat"):
+        told = tree().tells("tell(outcome(generator))", VLLM_PLUGINS=allowed)
+        assert told == "VllmHiddenStatesGenerator"
 
 
 def test_off_means_that_nothing_is_installed(tree: Trees) -> None:

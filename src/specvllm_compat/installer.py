@@ -27,7 +27,6 @@ from specvllm_compat.shim import (
     refusal,
 )
 from specvllm_compat.shims import CATALOG, FLOOR, consumer_gone
-from specvllm_compat.shims.decoder_forward import workers_left_out
 
 Undo = tuple[str, Callable[[], str]]  # the seam, and what puts it back
 _REMOVED, _BURIED = "REMOVED", "BURIED"
@@ -72,8 +71,6 @@ def install() -> None:
         sys.meta_path.append(_missing_consumer)
         for name, shim in CATALOG.items():
             wrapt.register_post_import_hook(_hook(session, name, shim), shim.module)
-    if (text := workers_left_out()) is not None:
-        log.warning("%s", text)
 
 
 def uninstall() -> list[tuple[str, str]]:

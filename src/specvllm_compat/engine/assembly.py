@@ -60,17 +60,15 @@ class Engine:
         if shutdown is not None:
             shutdown()
 
-    def attach(self, replies: list[Any], reason: str | None) -> None:
-        """Map what the workers described; refuse workers that did not answer as ours do.
-
-        ``reason`` is what the caller knows about why a worker might not be adapted.
-        """
+    def attach(self, replies: list[Any]) -> None:
+        """Map what the workers described; refuse workers that did not answer as ours do."""
         self._sources = []
         for rank, reply in enumerate(replies):
             if not isinstance(reply, Description):
                 raise CaptureError(
-                    f"worker {rank} is not adapted, its states would be wrong. "
-                    + (reason or "Install specvllm-compat in the environment of the workers too.")
+                    f"worker {rank} is not adapted, its states would be wrong. Install "
+                    "specvllm-compat in the environment of the workers too, as a package that "
+                    "vLLM finds among its plugins."
                 )
             if reply.segment is None:
                 continue

@@ -7,7 +7,6 @@ fails for layers of another form. Hooks on the decoder layers change nothing in 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from specvllm_compat.contract import has
@@ -31,20 +30,7 @@ def start_in_the_workers(wrapped: Any, instance: Any, args: Any, kwargs: Any) ->
     replies = instance.executor.collective_rpc(
         "_setup_hidden_states_capture", args=(list(instance.layer_ids),)
     )
-    engine_of(instance.vllm_config).attach(replies, workers_left_out())
-
-
-def workers_left_out() -> str | None:
-    """A sentence if ``VLLM_PLUGINS`` keeps vLLM from loading us in its worker processes."""
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
-        return None
-    wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
-    return (
-        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker "
-        "processes, which would then capture nothing, or wrongly. "
-        f"Set VLLM_PLUGINS={wanted!r}, or unset it."
-    )
+    engine_of(instance.vllm_config).attach(replies)
 
 
 def start(wrapped: Any, worker: Any, args: Any, kwargs: Any) -> Any:
