@@ -147,15 +147,17 @@ def real_vllm(release: str, speculators: str, *arguments: str, quiet: bool = Fal
         )
 
 
-def run_all(releases: Iterable[str], shared_engine_only: Iterable[str] = ()) -> list[Run]:
+def run_all(releases: Iterable[str], own_engine: Iterable[str]) -> list[Run]:
     """Every release with every speculators, to the end even if some fail; one line per run.
 
-    ``shared_engine_only``: releases that leave out the tests which start engines of their own.
+    ``own_engine``: releases that run the tests which start engines of their own, too, with the
+    newest speculators.
     """
     runs = []
     for release in releases:
-        selected = ["-m", "not own_engine"] if release in shared_engine_only else []
         for speculators in environments.SPECULATORS:
+            everything = release in own_engine and speculators == environments.SPECULATORS[-1]
+            selected = [] if everything else ["-m", "not own_engine"]
             run = real_vllm(release, speculators, "-q", *selected, quiet=True)
             print(run.line(), flush=True)
             if not run.ok and run.log:
