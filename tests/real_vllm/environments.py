@@ -25,7 +25,8 @@ HERE = Path(__file__).parent
 PINS: dict[str, Any] = tomllib.loads((HERE / "environments.toml").read_text())
 RELEASES: list[str] = list(PINS["releases"])
 CI_RELEASES: list[str] = [name for name, pins in PINS["releases"].items() if pins.get("ci")]
-NEWEST: str = RELEASES[-1]
+NEWEST: str = [name for name, pins in PINS["releases"].items() if "tree" not in pins][-1]
+"""The newest release that has a build for the CPU."""
 SPECULATORS: list[str] = PINS["common"]["speculators"]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specvllm-compat"
@@ -130,13 +131,29 @@ def environment(release: str) -> Environment:
         install = ("pip", "install", "--quiet", "--python", str(python))
         uv(*install, "--override", str(overrides), *requirements)
         uv("pip", "uninstall", "--quiet", "--python", str(python), *common["remove"])
+        if "tree" in pins:
+            replace_tree(python, pins["tree"])
         for library in pins.get("preload", []):
             provide_library(library, folder)
 
     built(folder, build)
     preload = [str(find_library(name, folder)) for name in pins.get("preload", [])]
     variables = {"LD_PRELOAD": ":".join(preload)} if preload else {}
+    if "tree" in pins:
+        variables["VLLM_TARGET_DEVICE"] = "cpu"
     return Environment(release=release, python=python, variables=variables)
+
+
+def replace_tree(python: Path, version: str) -> None:
+    """Put the Python files of a vLLM without CPU kernels around the kernels that are there."""
+    installed = next(python.parents[1].glob("lib/python*/site-packages")) / "vllm"
+    kernels = {path.name: path.read_bytes() for path in installed.glob("*.so")}
+    shutil.rmtree(installed)
+    uv("pip", "install", "--quiet", "--no-deps", "--python", str(python), f"vllm=={version}")
+    for path in installed.rglob("*.so"):
+        path.unlink()
+    for name, kernel in kernels.items():
+        (installed / name).write_bytes(kernel)
 
 
 def find_library(name: str, folder: Path) -> Path | None:

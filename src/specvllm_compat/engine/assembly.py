@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+import weakref
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from specvllm_compat.engine import capture
@@ -19,7 +18,7 @@ from specvllm_compat.engine.capture import CaptureError, Description, Labels
 
 log = logging.getLogger("specvllm_compat")
 
-_engines: WeakValueDictionary[int, Engine] = WeakValueDictionary()
+_engines: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 
 
 class Engine:
@@ -46,7 +45,7 @@ class Engine:
         self.executor = core.model_executor
         self.scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
-        self._shutdown: Callable[[], None] | None = self.executor.shutdown
+        self._end = weakref.finalize(self, self.executor.shutdown)  # at exit at the latest
         self._sources: list[tuple[int, Description, torch.Tensor | None]] = []
         _engines[id(vllm_config)] = self
 
@@ -55,10 +54,8 @@ class Engine:
 
     def close(self) -> None:
         """End the worker processes. Safe to call again; the generator's ``__del__`` does."""
-        shutdown, self._shutdown = self._shutdown, None
         self.broken = self.broken or "it was shut down"
-        if shutdown is not None:
-            shutdown()
+        self._end()
 
     def attach(self, replies: list[Any]) -> None:
         """Map what the workers described; refuse workers that did not answer as ours do."""
