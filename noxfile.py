@@ -94,6 +94,7 @@ def matrix(session: nox.Session) -> None:
 def matrix_all(session: nox.Session) -> None:
     """Every release; the table goes to docs/matrix.md."""
     runs = real.run_all(environments.RELEASES, own_engine=OWN_ENGINE)
+    real.update_readme(runs)
     if not real.write(runs, CHECKOUT / "docs" / "matrix.md"):
         session.error("a run failed")
 
