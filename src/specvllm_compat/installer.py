@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from logging import DEBUG, INFO, WARNING
 from types import ModuleType
 from typing import Any
 
@@ -128,14 +129,14 @@ def _apply(session: Session, shim: Shim, module: ModuleType, entry: Entry) -> No
         _refuse(session, shim, module, entry, text)
         return
     if remark:
-        log.log(30 if release.trusted else 20, "%s: %s", entry.shim, remark)
+        log.log(WARNING if release.trusted else INFO, "%s: %s", entry.shim, remark)
     for qualname, adapter in era.adapt.items():
         if _reachable(module, qualname):  # the releases of the consumer differ in their seams
             entry.undo.append(_wrap(session, module, qualname, adapter))
     for attribute, provider in era.provide.items():
         entry.undo.append(_put(module, attribute, provider(module)))
     entry.verdict, entry.era = (NATIVE if era.native else ADAPTED), era.since
-    log.log(10 if era.native else 20, "%s: %s, era %s", entry.shim, entry.verdict, era.since)
+    log.log(DEBUG if era.native else INFO, "%s: %s, era %s", entry.shim, entry.verdict, era.since)
 
 
 def _reachable(module: ModuleType, qualname: str) -> bool:

@@ -94,9 +94,8 @@ def prompts(count: int, longest: int, *, vocab: int = 512, seed: int = 0) -> lis
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder layers of a Hugging Face model, first to last."""
     wanted = model.config.get_text_config().num_hidden_layers
-    for name, module in model.named_modules():
-        is_list = isinstance(module, torch.nn.ModuleList) and name.endswith("layers")
-        if is_list and len(module) == wanted:
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == wanted:
             return list(module)
     raise LookupError(f"{type(model).__name__} has no list of {wanted} decoder layers")
 

@@ -28,7 +28,6 @@ def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> list[dict[s
     """
     import inspect
 
-    import torch
     from specvllm_compat.engine.assembly import engine_of
     from specvllm_compat.engine.run import run
     from vllm.sampling_params import SamplingParams
@@ -37,7 +36,6 @@ def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> list[dict[s
     model_config = instance.vllm_config.model_config
     prompts = _prompts(token_ids, model_config.get_vocab_size(), model_config.max_model_len - 1)
     engine = engine_of(instance.vllm_config)
-    engine.check_usable()
     call = instance._request_counter
     instance._request_counter += 1  # an id is never used twice
     request_type = sys.modules[_GENERATOR].Request
@@ -55,17 +53,17 @@ def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> list[dict[s
     return [
         {
             "input_ids": prompt,
-            "hidden_states": _in_order(layers, instance.layer_ids, torch.clone),
+            "hidden_states": _in_order(layers, instance.layer_ids),
             "loss_mask": None,
         }
         for prompt, layers in zip(prompts, run(engine, requests), strict=True)
     ]
 
 
-def _in_order(layers: dict[int, Any], layer_ids: list[int], clone: Any) -> list[Any]:
+def _in_order(layers: dict[int, Any], layer_ids: list[int]) -> list[Any]:
     """One tensor per requested id; an id asked for again gets a tensor of its own."""
     return [
-        clone(layers[i]) if i in layer_ids[:position] else layers[i]
+        layers[i].clone() if i in layer_ids[:position] else layers[i]
         for position, i in enumerate(layer_ids)
     ]
 
