@@ -73,7 +73,7 @@ def vllm(session: nox.Session, release: str, speculators: str) -> None:
 def newest(session: nox.Session) -> None:
     """The tests on a real engine of the newest release; all of them with the newest speculators."""
     *older, last = environments.SPECULATORS
-    runs = [real.real_vllm(environments.NEWEST, last, *session.posargs)]
+    runs = [real.real_vllm(environments.NEWEST, last, "-m", "not families", *session.posargs)]
     for speculators in older:
         arguments = ["-m", "not own_engine", *session.posargs]
         runs.append(real.real_vllm(environments.NEWEST, speculators, *arguments))
@@ -96,6 +96,17 @@ def matrix_all(session: nox.Session) -> None:
     runs = real.run_all(environments.RELEASES, own_engine=OWN_ENGINE)
     real.update_readme(runs)
     if not real.write(runs, CHECKOUT / "docs" / "matrix.md"):
+        session.error("a run failed")
+
+
+@nox.session
+def families(session: nox.Session) -> None:
+    """One engine per model family, on the releases named, or on five from the first to the last."""
+    releases = session.posargs or ["0.12.0", "0.16.0", "0.20.2", "0.26.0", environments.NEWEST]
+    last = environments.SPECULATORS[-1]
+    runs = [real.real_vllm(release, last, "-v", "-m", "families") for release in releases]
+    print("\n".join(run.line() for run in runs))
+    if not all(run.ok for run in runs):
         session.error("a run failed")
 
 

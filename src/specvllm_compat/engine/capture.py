@@ -17,7 +17,7 @@ from specvllm_compat.engine.families import (
     decoder_layers,
     hidden_is_full,
     is_here,
-    refuse_unreadable,
+    refuse_layer,
 )
 from specvllm_compat.engine.transport import Segment, create
 
@@ -73,7 +73,7 @@ class Capture:
         self.description = Description(self.layer_ids, None)
         if not self.layer_ids:
             return
-        refuse_unreadable(layers[self.layer_ids[0]])
+        refuse_layer(layers[self.layer_ids[0]])
         segment = create(
             len(self.layer_ids),
             config.scheduler_config.max_num_batched_tokens,

@@ -58,17 +58,27 @@ def decoder_layers(model: torch.nn.Module, model_config: Any) -> torch.nn.Module
     )
 
 
-def refuse_unreadable(layer: torch.nn.Module) -> None:
-    """Raise CaptureError for a family whose layer outputs are not its states."""
-    if names := _defining_names(layer) & _UNREADABLE:
+def refuse_architecture(model_config: Any) -> None:
+    """Raise CaptureError for a family that cannot be read, before its weights are loaded."""
+    from vllm.model_executor.models import ModelRegistry
+
+    for architecture in model_config.architectures:
+        # Models of other packages are registered as classes, without the name of a module.
+        entry = ModelRegistry.models.get(architecture)
+        _refuse(architecture, getattr(entry, "module_name", ""))
+
+
+def refuse_layer(layer: torch.nn.Module) -> None:
+    """Raise CaptureError for a layer whose outputs are not its states."""
+    _refuse(type(layer).__name__, type(layer).__module__)
+
+
+def _refuse(what: str, module_name: str) -> None:
+    if names := _UNREADABLE.intersection(module_name.split(".")):
         raise CaptureError(
-            f"{type(layer).__name__} ({', '.join(names)}): the outputs of this family's layers are "
-            "not its hidden states, and no other source is known for it yet"
+            f"{what} ({', '.join(names)}): the outputs of this family's layers are not its hidden "
+            "states, and no other source is known for it yet"
         )
-
-
-def _defining_names(layer: torch.nn.Module) -> frozenset[str]:
-    return frozenset(type(layer).__module__.split("."))
 
 
 def is_here(layer: torch.nn.Module) -> bool:
@@ -78,4 +88,4 @@ def is_here(layer: torch.nn.Module) -> bool:
 
 def hidden_is_full(layer: torch.nn.Module) -> bool:
     """True if the residual that the layer returns is in its hidden states already."""
-    return bool(_defining_names(layer) & _HIDDEN_IS_FULL)
+    return bool(_HIDDEN_IS_FULL.intersection(type(layer).__module__.split(".")))
