@@ -1,4 +1,4 @@
-"""vLLM's own auxiliary outputs, where the model has them, are bit for bit what the hooks capture."""
+"""vLLM's auxiliary outputs, where a model has them, equal what the hooks capture, bit for bit."""
 
 from __future__ import annotations
 
