@@ -23,7 +23,12 @@ LONGEST = 340
 # Module -> own modules (and those below them) that it may import at the top, inside functions
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "_tripwire": (set(), set()),
-    "contract": (set(), set()),
+    "shape": (set(), set()),
+    "outline": (set(), set()),
+    "files": ({"outline"}, set()),
+    "bindings": ({"outline", "shape"}, set()),
+    "source": ({"bindings", "files", "outline", "shape"}, set()),
+    "contract": ({"shape", "source"}, set()),
     "shim": ({"contract"}, set()),
     "engine_args": ({"contract", "shim"}, set()),
     "engine": ({"engine"}, {"engine"}),

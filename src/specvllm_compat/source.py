@@ -1,0 +1,340 @@
+"""Read shapes from source files, importing nothing.
+
+Follows what an import would: re-exports, star imports, inheritance across modules of the package,
+lazy attributes, and constructors that dataclasses and their relatives write themselves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from specvllm_compat.bindings import generated_constructor, is_model, is_property, kind_of_method, makes_a_constructor, shape_of
+from specvllm_compat.files import Files
+from specvllm_compat.outline import Binding, Outline
+from specvllm_compat.shape import Shape
+
+# Bases that add no parameters to a constructor and, for what we ask, no attributes.
+_PLAIN_BASES = {"object", "ABC", "Protocol", "Generic", "Exception", "RuntimeError", "ValueError"}
+_ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What source shows at a place.
+
+    ``kind``: ``absent``, ``module``, ``class``, ``function``, ``value``, or ``unresolved`` where
+    source does not tell. ``home``: the place it is defined at. ``gives``: the place of the class
+    that calling it, or reading it, gives an instance of. ``method``: ``instance``, ``class`` or
+    ``static``. ``pydantic``: its constructor validates. ``lazy``: not there until it is asked for.
+    """
+
+    kind: str
+    shape: Shape | None = None
+    home: str = ""
+    gives: str = ""
+    method: str = ""
+    pydantic: bool = False
+    lazy: bool = False
+
+
+ABSENT = Finding("absent")
+
+
+class Reading(Protocol):
+    """What a check asks of a lens: source, or what was recorded of it."""
+
+    def shape(self, place: str) -> Shape | None:
+        """The shape at ``place``; None where there is nothing, or only for type checkers."""
+
+    def look(self, place: str) -> Finding:
+        """What is at a place."""
+
+    def homes(self, name: str, near: str) -> list[str]:
+        """The modules of ``near``'s package that define a top-level name, the nearest first."""
+
+
+class SourceLens:
+    """Shapes read from source files with ``ast``, importing nothing.
+
+    ``roots`` maps a top-level package to its folder (an unpacked wheel, a checkout) or to a wheel;
+    packages that are not in it are looked for where Python would import them from. ``kept``: in
+    the user's cache folder, for the next process.
+    """
+
+    def __init__(self, roots: Mapping[str, Path] | None = None, *, kept: bool = False) -> None:
+        self._roots = dict(roots or {})
+        self._kept = kept
+        self._files: dict[str, Files | None] = {}
+        self._outlines: dict[str, Outline | None] = {}
+        self._seen: dict[str, Finding] = {}
+
+    def shape(self, place: str) -> Shape | None:
+        """The shape at ``place``; None where there is nothing, or only for type checkers."""
+        found = self.look(place)
+        if found.kind == "absent" or found.lazy:
+            return None
+        return found.shape or Shape()
+
+    def look(self, place: str) -> Finding:
+        """What is at a place."""
+        if place not in self._seen:
+            self._seen[place] = ABSENT  # a name that leads back to itself is nothing
+            self._seen[place] = self._look(place)
+        return self._seen[place]
+
+    def files(self, package: str) -> Files | None:
+        """The files of a top-level package, found without importing it."""
+        if package not in self._files:
+            root = self._roots.get(package) or _package_folder(package)
+            self._files[package] = Files(root, package, kept=self._kept) if root else None
+        return self._files[package]
+
+    def file(self, module: str) -> Path | None:
+        """The source file of a module, found without importing its parents."""
+        found = self.path(module)
+        return found[0].location / found[1] if found else None
+
+    def path(self, module: str) -> tuple[Files, str] | None:
+        """The files that hold a module, and its path among them."""
+        package, *rest = module.split(".")
+        files = self.files(package)
+        if files is None:
+            return None
+        stem = "/".join(rest)
+        candidates = [f"{stem}/__init__.py", f"{stem}.py"] if rest else ["__init__.py"]
+        return next(((files, path) for path in candidates if files.has(path)), None)
+
+    def outline(self, module: str) -> Outline | None:
+        """A module's outline; None if there is no such module, or it can't be parsed."""
+        if module not in self._outlines:
+            found = self.path(module)
+            try:
+                made = found[0].outline(found[1], module) if found else None
+            except (SyntaxError, ValueError):
+                made = None
+            self._outlines[module] = made
+        return self._outlines[module]
+
+    def homes(self, name: str, near: str) -> list[str]:
+        """The modules of ``near``'s package that define a top-level name, the nearest first."""
+        package = near.split(".")[0]
+        files = self.files(package)
+        folder = near.replace(".", "/").partition("/")[2].rpartition("/")[0]
+        defined = re.compile(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", re.MULTILINE)
+        while files is not None:
+            found = [path for path in files.paths(folder) if defined.search(files.text(path))]
+            if found or not folder:
+                modules = [p.removesuffix(".py").removesuffix("/__init__") for p in found]
+                return [f"{package}.{m.replace('/', '.')}" for m in modules if m != "__init__"]
+            folder = folder.rpartition("/")[0]
+        return []
+
+    def _look(self, place: str) -> Finding:
+        module, _, qualname = place.partition(":")
+        if not qualname:
+            return Finding("module", Shape(), module) if self.path(module) else ABSENT
+        outline = self.outline(module)
+        if outline is None:
+            return Finding("unresolved") if self.path(module) else ABSENT
+        first, *rest = qualname.split(".")
+        binding, lazy = outline["names"].get(first), False
+        if binding is None:
+            if starred := self._starred(outline, first):
+                return self.look(f"{starred}:{qualname}")
+            if self.path(f"{module}.{first}"):
+                inner = f"{module}.{first}" + (f":{'.'.join(rest)}" if rest else "")
+                return replace(self.look(inner), lazy=True)  # there once it has been imported
+            binding, lazy = outline["typing"].get(first), True
+            if not outline["lazy"]:
+                return ABSENT
+        if binding is None:
+            return Finding("unresolved", lazy=True)
+        found = self._bound(module, first, binding, rest)
+        return replace(found, lazy=True) if lazy else found
+
+    def _starred(self, outline: Outline, name: str) -> str | None:
+        for module in reversed(outline["stars"]):
+            inner = self.outline(module)
+            if inner is None:
+                continue
+            public = inner["all"]
+            if (name in public) if public is not None else not name.startswith("_"):
+                if name in inner["names"]:
+                    return str(module)
+                if deeper := self._starred(inner, name):
+                    return deeper
+        return None
+
+    def _bound(self, module: str, name: str, binding: Binding, rest: list[str]) -> Finding:
+        """What a binding of a module leads to, and what is inside of it."""
+        if binding["kind"] == "import":
+            return self._imported(module, binding, rest)
+        if binding["kind"] == "value":
+            alias = binding["alias"]
+            if alias and alias.split(".")[0] != name:
+                target = self.look(f"{module}:{'.'.join([alias, *rest])}")
+                if target.kind not in ("absent", "unresolved"):
+                    return target
+            if rest:
+                return Finding("unresolved")
+            return Finding("value", Shape(), f"{module}:{name}", self._type(module, binding))
+        if binding["kind"] == "function":
+            if rest:
+                return ABSENT
+            gives = self._annotated(module, binding["returns"])
+            return Finding("function", shape_of(binding), f"{module}:{name}", gives)
+        return self._in_class(module, name, binding, rest)
+
+    def _imported(self, module: str, binding: Binding, rest: list[str]) -> Finding:
+        target, name = binding["module"], binding["name"]
+        if target.split(".")[0] != module.split(".")[0]:
+            return Finding("unresolved", Shape()) if not rest else Finding("unresolved")
+        tail = ".".join([*([name] if name else []), *rest])
+        found = self.look(f"{target}:{tail}" if tail else target)
+        if found.kind == "absent" and name and self.path(f"{target}.{name}"):
+            inner = f"{target}.{name}"
+            return self.look(f"{inner}:{'.'.join(rest)}" if rest else inner)
+        return replace(found, lazy=False) if found.kind != "absent" else found
+
+    def _in_class(self, module: str, name: str, binding: Binding, rest: list[str]) -> Finding:
+        home = f"{module}:{name}"
+        if not rest:
+            return self._constructor(module, home, binding)
+        first, *deeper = rest
+        for owner, at, body in self._lineage(module, home, binding):
+            member = body["names"].get(first)
+            if member is None:
+                field = next((f for f in body["fields"] if f["name"] == first), None)
+                if field and (field["default"] is not None or makes_a_constructor(body)):
+                    gives = self._annotated(owner, field["annotation"])
+                    lazy = field["default"] is None  # instances have it, the class does not
+                    return Finding("value", Shape(), f"{at}.{first}", gives, lazy=lazy)
+                if first in body["attributes"]:
+                    return Finding("value", Shape(), f"{at}.{first}", lazy=True)
+                continue
+            if member["kind"] == "class":
+                return self._in_class(owner, f"{at.partition(':')[2]}.{first}", member, deeper)
+            if deeper:
+                return ABSENT if member["kind"] == "function" else Finding("unresolved")
+            if member["kind"] == "function":
+                gives = self._annotated(owner, member["returns"])
+                kind = "value" if is_property(member) else "function"
+                method = kind_of_method(member)
+                return Finding(kind, shape_of(member), f"{at}.{first}", gives, method)
+            gives = self._annotated(owner, member.get("annotation"))
+            return Finding("value", Shape(), f"{at}.{first}", gives)
+        if first == "__init__":
+            found = self._constructor(module, home, binding, bound=False)
+            return found if found.kind == "function" else Finding("unresolved")
+        return Finding("unresolved", lazy=True) if self._open(module, home, binding) else ABSENT
+
+    def _lineage(self, module: str, home: str, binding: Binding) -> Iterator[tuple[str, str, Binding]]:
+        """The class and the bases that can be read, depth first: (module, place, binding)."""
+        yield module, home, binding
+        for base in binding["bases"]:
+            if place := self._base(module, base):
+                owner, _, qualname = place.partition(":")
+                outline = self.outline(owner)
+                inner = outline["names"].get(qualname) if outline else None
+                if inner and inner["kind"] == "class" and place != home:
+                    yield from self._lineage(owner, place, inner)
+
+    def _base(self, module: str, base: str) -> str | None:
+        name = base.partition("[")[0]
+        found = self.look(f"{module}:{name}")
+        return found.home if found.kind == "class" else None
+
+    def _open(self, module: str, home: str, binding: Binding) -> bool:
+        """Some base can't be read, or attributes are made up as they are asked for."""
+        for owner, _, body in self._lineage(module, home, binding):
+            if "__getattr__" in body["names"] or "metaclass" in body["keywords"]:
+                return True
+            for base in body["bases"]:
+                plain = base.partition("[")[0].split(".")[-1]
+                if plain not in _PLAIN_BASES | _ENUMS and not self._base(owner, base):
+                    return True
+        return False
+
+    def _constructor(
+        self, module: str, home: str, binding: Binding, *, bound: bool = True
+    ) -> Finding:
+        kind = "class" if bound else "function"
+        lineage = list(self._lineage(module, home, binding))
+        generated = pydantic = False
+        for index, (owner, _, body) in enumerate(lineage):
+            own = body["names"].get("__init__")
+            if own and own["kind"] == "function":
+                if generated:
+                    break
+                shape = shape_of(own)
+                return Finding(kind, shape.without_first() if bound else shape, home, home)
+            made = makes_a_constructor(body)
+            if made:
+                generated = True
+                pydantic = pydantic or self._validates(owner, body)
+            elif index == 0 and not body["bases"]:
+                plain = Shape(parameters=() if bound else ("self",))
+                return Finding(kind, plain, home, home)
+        if not generated:
+            is_open = self._open(module, home, binding) or any(
+                base.partition("[")[0].split(".")[-1] in _ENUMS | {"Exception", "RuntimeError"}
+                for _, _, body in lineage
+                for base in body["bases"]
+            )
+            plain = Shape(parameters=() if bound else ("self",))
+            return Finding(kind, Shape() if is_open else plain, home, home)
+        bodies = [body for _, _, body in lineage]
+        shape = generated_constructor(bodies, first=() if bound else ("self",))
+        return Finding(kind, shape, home, home, pydantic=pydantic or is_model(bodies))
+
+    def _validates(self, module: str, body: Binding) -> bool:
+        """Its decorator is pydantic's, or vLLM's ``config``, which is made of that."""
+        outline = self.outline(module)
+        for decorator in body["decorators"]:
+            name = decorator.partition("(")[0]
+            origin = (outline["names"].get(name.split(".")[0]) or {}) if outline else {}
+            if name.split(".")[-1] == "config" or str(origin.get("module")).startswith("pydantic"):
+                return True
+        return False
+
+    def _type(self, module: str, binding: Binding) -> str:
+        return self._annotated(module, binding["annotation"])
+
+    def _annotated(self, module: str, annotation: str | None) -> str:
+        """The place of the one class that an annotation names, or nothing."""
+        if not annotation:
+            return ""
+        text = re.sub(r"\s*\|\s*None\b|\bNone\s*\|\s*", "", annotation.strip("'\""))
+        match = re.fullmatch(r"(?:(?:typing\.)?Optional\[)?([A-Za-z_][\w.]*)\]?", text)
+        if not match:
+            return ""
+        name = match[1]
+        found = self.look(f"{module}:{name}")
+        if found.kind == "absent":
+            outline = self.outline(module)
+            first, *rest = name.split(".")
+            hidden = outline["typing"].get(first) if outline else None
+            if not hidden:
+                return ""
+            found = self._bound(module, first, hidden, rest)
+        return found.home if found.kind == "class" else ""
+
+
+def _package_folder(package: str) -> Path | None:
+    """Where a top-level package lies. Only top level: a dotted find_spec imports the parent."""
+    module = sys.modules.get(package)
+    if module is not None and getattr(module, "__path__", None):
+        return Path(next(iter(module.__path__)))
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
