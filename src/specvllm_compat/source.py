@@ -88,6 +88,10 @@ class SourceLens:
             self._seen[place] = self._look(place)
         return self._seen[place]
 
+    def given(self, package: str) -> bool:
+        """It is one of ``roots``, whatever is installed here."""
+        return package in self._roots
+
     def files(self, package: str) -> Files | None:
         """The files of a top-level package, found without importing it."""
         if package not in self._files:
