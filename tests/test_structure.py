@@ -34,8 +34,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"engine"}, {"engine"}),
     "shims": ({"contract", "shim", "engine_args", "shims"}, {"engine"}),
     "installer": ({"contract", "shim", "shims"}, set()),
+    "preflight": (
+        {"contract", "outline", "preflight", "shape", "shim", "shims", "source"},
+        {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
+    ),
 }
-THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"shim"}}
+THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
 
 
 def parse(name: str) -> ast.Module:

@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from specvllm_compat.preflight import CannotTell, check
-    from specvllm_compat.preflight import text
+    from specvllm_compat.preflight import CannotTell, check, text
 
     try:
         report = check(

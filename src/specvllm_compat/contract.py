@@ -4,8 +4,7 @@ A *shape* is read through a *lens*: `LiveLens` looks at imported modules, `Sourc
 files, without importing them. A *contract* is a predicate on shapes that prints itself, so the
 same object decides at run time, in a check before the run, and in the text of an error.
 
-Places are written ``"module:qualname"``, or ``"module"`` for the module itself. Put them where a
-name is defined: source shows no inheritance across modules.
+Places are written ``"module:qualname"``, or ``"module"`` for the module itself.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specvllm_compat.shape import Lens as Lens
-from specvllm_compat.shape import Shape as Shape
-from specvllm_compat.source import SourceLens as SourceLens
+from specvllm_compat.shape import Lens, Shape
+from specvllm_compat.source import SourceLens
+
+__all__ = ["Contract", "Lens", "LiveLens", "Shape", "SourceLens", "accepts", "defaults", "has"]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,14 @@ class Files:
         """The file's outline. Raises SyntaxError or ValueError if it is not Python."""
         source = self.location if self._wheel else self.location / path
         about = source.stat()
-        stamp = [FORMAT, str(source), path, module, about.st_size, about.st_mtime_ns]
+        stamp: list[str | int] = [
+            FORMAT,
+            str(source),
+            path,
+            module,
+            about.st_size,
+            about.st_mtime_ns,
+        ]
         kept = _cache(stamp) if self._kept else None
         if kept and kept.exists():
             try:

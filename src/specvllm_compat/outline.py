@@ -83,10 +83,10 @@ def _bindings(statement: ast.stmt, module: str, package: bool) -> Iterator[tuple
             yield alias.asname or alias.name, bound
     elif isinstance(statement, ast.Assign):
         alias_of = ast.unparse(statement.value) if _dotted(statement.value) else None
-        for target in statement.targets:
-            for node in ast.walk(target):
+        for into in statement.targets:
+            for node in ast.walk(into):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    single = alias_of if node is target else None
+                    single = alias_of if node is into else None
                     yield node.id, {"kind": "value", "alias": single, "annotation": None}
     elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         annotation = ast.unparse(statement.annotation)

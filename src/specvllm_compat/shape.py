@@ -59,11 +59,46 @@ class Call:
         return f"({', '.join(parts)})"
 
 
+NO_ARGUMENTS = Call()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What source shows at a place.
+
+    ``kind``: ``absent``, ``module``, ``class``, ``function``, ``value``, or ``unresolved`` where
+    source does not tell. ``home``: the place it is defined at. ``gives``: the place of the class
+    that calling it, or reading it, gives an instance of. ``method``: ``instance``, ``class`` or
+    ``static``. ``pydantic``: its constructor validates. ``lazy``: not there until it is asked for.
+    """
+
+    kind: str
+    shape: Shape | None = None
+    home: str = ""
+    gives: str = ""
+    method: str = ""
+    pydantic: bool = False
+    lazy: bool = False
+
+
+ABSENT = Finding("absent")
+
+
 class Lens(Protocol):
     """Returns the shape at a dotted place."""
 
     def shape(self, place: str) -> Shape | None:
         """The shape at ``place``; None where there is nothing."""
+
+
+class Reading(Lens, Protocol):
+    """What a check asks of a lens: source, or what was recorded of it."""
+
+    def look(self, place: str) -> Finding:
+        """What is at a place."""
+
+    def homes(self, name: str, near: str) -> list[str]:
+        """The modules of ``near``'s package that define a top-level name, the nearest first."""
 
 
 def misfits(shape: Shape, call: Call) -> list[tuple[str, str]]:

@@ -10,53 +10,24 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from specvllm_compat.bindings import generated_constructor, is_model, is_property, kind_of_method, makes_a_constructor, shape_of
+from specvllm_compat.bindings import (
+    generated_constructor,
+    is_model,
+    is_property,
+    kind_of_method,
+    makes_a_constructor,
+    shape_of,
+)
 from specvllm_compat.files import Files
 from specvllm_compat.outline import Binding, Outline
-from specvllm_compat.shape import Shape
+from specvllm_compat.shape import ABSENT, Finding, Shape
 
 # Bases that add no parameters to a constructor and, for what we ask, no attributes.
 _PLAIN_BASES = {"object", "ABC", "Protocol", "Generic", "Exception", "RuntimeError", "ValueError"}
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What source shows at a place.
-
-    ``kind``: ``absent``, ``module``, ``class``, ``function``, ``value``, or ``unresolved`` where
-    source does not tell. ``home``: the place it is defined at. ``gives``: the place of the class
-    that calling it, or reading it, gives an instance of. ``method``: ``instance``, ``class`` or
-    ``static``. ``pydantic``: its constructor validates. ``lazy``: not there until it is asked for.
-    """
-
-    kind: str
-    shape: Shape | None = None
-    home: str = ""
-    gives: str = ""
-    method: str = ""
-    pydantic: bool = False
-    lazy: bool = False
-
-
-ABSENT = Finding("absent")
-
-
-class Reading(Protocol):
-    """What a check asks of a lens: source, or what was recorded of it."""
-
-    def shape(self, place: str) -> Shape | None:
-        """The shape at ``place``; None where there is nothing, or only for type checkers."""
-
-    def look(self, place: str) -> Finding:
-        """What is at a place."""
-
-    def homes(self, name: str, near: str) -> list[str]:
-        """The modules of ``near``'s package that define a top-level name, the nearest first."""
 
 
 class SourceLens:
@@ -73,13 +44,17 @@ class SourceLens:
         self._files: dict[str, Files | None] = {}
         self._outlines: dict[str, Outline | None] = {}
         self._seen: dict[str, Finding] = {}
+        self._broken: dict[str, SyntaxError | ValueError] = {}
 
     def shape(self, place: str) -> Shape | None:
-        """The shape at ``place``; None where there is nothing, or only for type checkers."""
+        """The shape at ``place``; None where there is nothing, or only for type checkers.
+
+        Raises SyntaxError or ValueError where the module is not Python.
+        """
         found = self.look(place)
-        if found.kind == "absent" or found.lazy:
-            return None
-        return found.shape or Shape()
+        if error := self._broken.get(place.partition(":")[0]):
+            raise error
+        return None if found.lazy else found.shape
 
     def look(self, place: str) -> Finding:
         """What is at a place."""
@@ -120,14 +95,14 @@ class SourceLens:
             found = self.path(module)
             try:
                 made = found[0].outline(found[1], module) if found else None
-            except (SyntaxError, ValueError):
-                made = None
+            except (SyntaxError, ValueError) as error:
+                self._broken[module], made = error, None
             self._outlines[module] = made
         return self._outlines[module]
 
     def homes(self, name: str, near: str) -> list[str]:
         """The modules of ``near``'s package that define a top-level name, the nearest first."""
-        package = near.split(".")[0]
+        package = near.split(".", maxsplit=1)[0]
         files = self.files(package)
         folder = near.replace(".", "/").partition("/")[2].rpartition("/")[0]
         defined = re.compile(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", re.MULTILINE)
@@ -139,7 +114,7 @@ class SourceLens:
             folder = folder.rpartition("/")[0]
         return []
 
-    def _look(self, place: str) -> Finding:
+    def _look(self, place: str) -> Finding:  # noqa: PLR0911
         module, _, qualname = place.partition(":")
         if not qualname:
             return Finding("module", Shape(), module) if self.path(module) else ABSENT
@@ -175,7 +150,9 @@ class SourceLens:
                     return deeper
         return None
 
-    def _bound(self, module: str, name: str, binding: Binding, rest: list[str]) -> Finding:
+    def _bound(  # noqa: PLR0911
+        self, module: str, name: str, binding: Binding, rest: list[str]
+    ) -> Finding:
         """What a binding of a module leads to, and what is inside of it."""
         if binding["kind"] == "import":
             return self._imported(module, binding, rest)
@@ -187,7 +164,9 @@ class SourceLens:
                     return target
             if rest:
                 return Finding("unresolved")
-            return Finding("value", Shape(), f"{module}:{name}", self._type(module, binding))
+            return Finding(
+                "value", Shape(), f"{module}:{name}", self._annotated(module, binding["annotation"])
+            )
         if binding["kind"] == "function":
             if rest:
                 return ABSENT
@@ -197,7 +176,7 @@ class SourceLens:
 
     def _imported(self, module: str, binding: Binding, rest: list[str]) -> Finding:
         target, name = binding["module"], binding["name"]
-        if target.split(".")[0] != module.split(".")[0]:
+        if target.split(".")[0] != module.split(".", maxsplit=1)[0]:
             return Finding("unresolved", Shape()) if not rest else Finding("unresolved")
         tail = ".".join([*([name] if name else []), *rest])
         found = self.look(f"{target}:{tail}" if tail else target)
@@ -206,7 +185,9 @@ class SourceLens:
             return self.look(f"{inner}:{'.'.join(rest)}" if rest else inner)
         return replace(found, lazy=False) if found.kind != "absent" else found
 
-    def _in_class(self, module: str, name: str, binding: Binding, rest: list[str]) -> Finding:
+    def _in_class(  # noqa: PLR0911
+        self, module: str, name: str, binding: Binding, rest: list[str]
+    ) -> Finding:
         home = f"{module}:{name}"
         if not rest:
             return self._constructor(module, home, binding)
@@ -238,7 +219,9 @@ class SourceLens:
             return found if found.kind == "function" else Finding("unresolved")
         return Finding("unresolved", lazy=True) if self._open(module, home, binding) else ABSENT
 
-    def _lineage(self, module: str, home: str, binding: Binding) -> Iterator[tuple[str, str, Binding]]:
+    def _lineage(
+        self, module: str, home: str, binding: Binding
+    ) -> Iterator[tuple[str, str, Binding]]:
         """The class and the bases that can be read, depth first: (module, place, binding)."""
         yield module, home, binding
         for base in binding["bases"]:
@@ -306,9 +289,6 @@ class SourceLens:
             if name.split(".")[-1] == "config" or str(origin.get("module")).startswith("pydantic"):
                 return True
         return False
-
-    def _type(self, module: str, binding: Binding) -> str:
-        return self._annotated(module, binding["annotation"])
 
     def _annotated(self, module: str, annotation: str | None) -> str:
         """The place of the one class that an annotation names, or nothing."""

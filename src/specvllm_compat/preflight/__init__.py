@@ -41,9 +41,11 @@ def check(
         return _check(scripts, vllm, speculators, model, layer_ids, length)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise CannotTell(f"a file can't be read: {error}") from None
+    except SyntaxError as error:
+        raise CannotTell(f"a file of a package is not Python: {error}") from None
 
 
-def _check(
+def _check(  # noqa: PLR0917
     scripts: Sequence[Path],
     vllm: Path | None,
     speculators: Path | None,

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specvllm_compat.outline import absolute
-from specvllm_compat.shape import Call
-from specvllm_compat.source import Reading
+from specvllm_compat.shape import NO_ARGUMENTS, Call, Reading
 
 _GUARDS = ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError", "Exception")
 _TESTS = ("__version__", "hasattr", "version", "find_spec", "signature")
@@ -33,7 +32,7 @@ class Use:
     name: str
     scope: str
     line: int
-    call: Call = Call()
+    call: Call = NO_ARGUMENTS
     guarded: bool = False
     bound: bool = False
 
@@ -247,7 +246,7 @@ class _Reader:
         place: str,
         name: str,
         node: ast.AST,
-        call: Call = Call(),  # noqa: B008
+        call: Call = NO_ARGUMENTS,
         *,
         bound: bool = False,
     ) -> None:

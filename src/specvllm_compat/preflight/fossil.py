@@ -20,10 +20,10 @@ from specvllm_compat.preflight.report import (
     verdicts,
     without_us,
 )
-from specvllm_compat.shape import Shape
+from specvllm_compat.shape import Finding, Reading, Shape
 from specvllm_compat.shim import Release, installed
 from specvllm_compat.shims import CATALOG
-from specvllm_compat.source import Finding, Reading, SourceLens
+from specvllm_compat.source import SourceLens
 
 
 class FossilLens:
@@ -40,8 +40,10 @@ class FossilLens:
         """The shape at ``place``. Raises LookupError if the recorder did not ask for it."""
         found = self.look(place)
         if place.startswith("vllm") and place not in self._looks:
-            raise LookupError(f"{place} is not in the fossil of {self.release.text}: record it again")
-        return None if found.kind == "absent" or found.lazy else found.shape or Shape()
+            raise LookupError(
+                f"{place} is not in the fossil of {self.release.text}: record it again"
+            )
+        return None if found.lazy else found.shape
 
     def look(self, place: str) -> Finding:
         """What was recorded at a place; unresolved if nobody asked then."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specvllm_compat.contract import Contract, accepts, has
 from specvllm_compat.preflight.call_sites import Use
-from specvllm_compat.source import Reading
+from specvllm_compat.shape import Reading
 
 _EXECUTOR = "vllm.v1.executor.multiproc_executor:MultiprocExecutor"
 
@@ -84,5 +84,6 @@ def defaults_of(use: Use, lens: Reading) -> list[str]:
         for parameter, default in shape.defaults
         if parameter in _WATCHED and parameter not in use.call.keywords
         for wanted, why in [_WATCHED[parameter]]
-        if default not in (wanted, "None") or (parameter == "async_scheduling" and default == "None")
+        if default not in (wanted, "None")
+        or (parameter == "async_scheduling" and default == "None")
     ]

@@ -6,8 +6,7 @@ import difflib
 from dataclasses import dataclass, replace
 
 from specvllm_compat.preflight.call_sites import Use
-from specvllm_compat.shape import Call, Shape, misfits
-from specvllm_compat.source import Finding, Reading
+from specvllm_compat.shape import Call, Finding, Reading, Shape, misfits
 
 FITS, MISFIT, UNRESOLVED = "fits", "misfit", "unresolved"
 
@@ -24,7 +23,7 @@ class Judgement:
 _FITS = Judgement(FITS)
 
 
-def judge(use: Use, lens: Reading, dropped: str = "") -> Judgement:
+def judge(use: Use, lens: Reading, dropped: str = "") -> Judgement:  # noqa: PLR0911
     """Judge one use. ``dropped``: a keyword that somebody takes away on the way."""
     found = lens.look(use.place)
     if use.kind != "call":

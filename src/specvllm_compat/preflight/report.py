@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from specvllm_compat.preflight.call_sites import Use, uses
 from specvllm_compat.preflight.hazards import defaults_of, hazards_of
 from specvllm_compat.preflight.locate import CannotTell
 from specvllm_compat.preflight.misfits import FITS, MISFIT, Judgement, as_called, judge
+from specvllm_compat.shape import Reading
 from specvllm_compat.shim import (
     ADAPTED,
     NATIVE,
@@ -21,7 +21,7 @@ from specvllm_compat.shim import (
     refusal,
 )
 from specvllm_compat.shims import CATALOG, FLOOR, GENERATOR
-from specvllm_compat.source import Reading, SourceLens
+from specvllm_compat.source import SourceLens
 
 UNRESOLVED = "UNRESOLVED"
 _WORKER = f"{GENERATOR.rpartition('.')[0]}.custom_worker"
@@ -179,7 +179,9 @@ def _judge_row(row: Row, use: Use, lens: Reading, chosen: list[Chosen]) -> None:
         judgement = judge(use, lens)
     if judgement.outcome == FITS or use.guarded:
         return
-    said = f"line {use.line}: {judgement.error}; {judgement.do}" if judgement.error else judgement.do
+    said = (
+        f"line {use.line}: {judgement.error}; {judgement.do}" if judgement.error else judgement.do
+    )
     if said not in row.do:
         row.do.append(said)
     if judgement.outcome == MISFIT:
@@ -227,18 +229,9 @@ def _shown(use: Use, lens: Reading) -> str:
     return str(shape)
 
 
-def without_us(
-    found: list[Use], lens: Reading, chosen: list[Chosen], own: list[str] | None = None
-) -> list[str]:
+def without_us(found: list[Use], lens: Reading, chosen: list[Chosen]) -> list[str]:
     """What the consumer alone would meet here: errors in order, then what is silently wrong."""
-    imports = [
-        _WITHOUT[c.name] for c in chosen if c.name in _WITHOUT and c.verdict == ADAPTED
-    ]
+    imports = [_WITHOUT[c.name] for c in chosen if c.name in _WITHOUT and c.verdict == ADAPTED]
     silent = [hazard.words for _, hazard in hazards_of(found, lens) if not hazard.raises]
     silent += [text for use in found for text in defaults_of(use, lens)]
-    return list(dict.fromkeys([*imports, *first_errors(found, lens), *(own or []), *silent]))
-
-
-def script_module(path: Path) -> str:
-    """A script's name in the report."""
-    return path.name
+    return list(dict.fromkeys([*imports, *first_errors(found, lens), *silent]))

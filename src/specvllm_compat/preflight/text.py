@@ -51,7 +51,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield ""
         yield "names that are put back"
         for one in changed:
-            what = f"{one.verdict}  {one.name}, era {one.since}".rstrip(", era ")
+            what = f"{one.verdict}  {one.name}" + (f", era {one.since}" if one.since else "")
             yield _columns(one.shim.module, ", ".join(one.shim.names), "", what)
     bad = [row for row in report.rows if row.verdict not in (NATIVE, ADAPTED)]
     yield from _section("To act on", [*report.problems, *(_sentence(row) for row in bad)])

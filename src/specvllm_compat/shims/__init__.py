@@ -44,10 +44,12 @@ def consumer_gone(module_name: str, lens: SourceLens | None = None) -> str | Non
     """
     if module_name not in (GENERATOR, GENERATOR.rpartition(".")[0]):
         return None
-    if (lens or SourceLens()).file("speculators") is None or (lens and lens.file(module_name)):
+    at = lens or SourceLens()
+    if at.file("speculators") is None or (lens and lens.file(module_name)):
         return None
+    release = installed("speculators", lens).text
     return (
-        f"speculators {installed('speculators', lens).text} has no VllmHiddenStatesGenerator (0.5.0 "
-        "removed it; some builds of 0.4.0 leave data_generation out). Install a release that has "
-        "it, without its pins: pip install --no-deps speculators==0.4.0.1"
+        f"speculators {release} has no VllmHiddenStatesGenerator (0.5.0 removed it; some builds of "
+        "0.4.0 leave data_generation out). Install a release that has it, without its pins: "
+        "pip install --no-deps speculators==0.4.0.1"
     )
