@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from specvllm_compat.engine import capture
-from specvllm_compat.engine.capture import CaptureError, Description, Labels
+from specvllm_compat.engine.capture import Description, Step
+from specvllm_compat.engine.families import CaptureError
 
 log = logging.getLogger("specvllm_compat")
 
@@ -82,18 +83,19 @@ class Engine:
         """The distinct ids that are captured, over all pipeline stages, ascending."""
         return sorted(i for _, description, _ in self._sources for i in description.layer_ids)
 
-    def collect(self) -> list[tuple[int, Labels, torch.Tensor]]:
-        """The last step's ``(layer id, labels, states [rows, hidden])``, valid until the next."""
+    def collect(self) -> list[tuple[Step, dict[int, torch.Tensor]]]:
+        """The last step: per pipeline stage its rows, and ``{layer id: states [rows, hidden]}``.
+
+        The states are valid until the next step.
+        """
         pickled = any(states is None for _, _, states in self._sources)
         replies = self.executor.collective_rpc(capture.take, args=(pickled,))
         found = []
         for rank, description, mapped in self._sources:
-            if replies[rank] is None:
-                raise CaptureError(f"worker {rank} captured nothing in this step")
-            labels, sent = replies[rank]
-            states = sent if mapped is None else mapped
-            for index, layer_id in enumerate(description.layer_ids):
-                found.append((layer_id, labels, states[index]))
+            step: Step = replies[rank]
+            states = step.states if mapped is None else mapped
+            assert states is not None
+            found.append((step, dict(zip(description.layer_ids, states, strict=True))))
         return found
 
     def captured_by_layer_or_request(self, by_request: bool) -> Any:
@@ -132,11 +134,11 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         self.broken = f"an earlier call failed ({type(error).__name__}: {error})"
-        if not isinstance(error, Exception) or getattr(self.executor, "is_failed", False):
+        if getattr(self.executor, "is_failed", False):
             return
         try:
             nonce = uuid.uuid4().hex
-            if set(self.executor.collective_rpc(capture.echo, args=(nonce,))) != {nonce}:
+            if set(self.executor.collective_rpc(capture.clean, args=(nonce,))) != {nonce}:
                 return
             live = [i for i in request_ids if i in self.scheduler.requests]
             self.scheduler.finish_requests(live, RequestStatus.FINISHED_ABORTED)

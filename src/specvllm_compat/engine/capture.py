@@ -7,39 +7,33 @@ requests and are not captured.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from specvllm_compat.engine.families import (
+    CaptureError,
+    decoder_layers,
+    hidden_is_full,
+    is_here,
+    refuse_unreadable,
+)
 from specvllm_compat.engine.transport import Segment, create
 
 # Rows of a step in order: (request id, position of the first token, number of tokens)
 Labels = list[tuple[str, int, int]]
 
-# The residual is in the hidden states already when these layers return both.
-# https://github.com/vllm-project/vllm/tree/v0.32.0/vllm/model_executor/models (0.11.0 ... 0.33.0)
-_HIDDEN_IS_FULL = frozenset(
-    ("exaone4", "granitemoehybrid", "hyperclovax", "minicpm", "muse_glimmer", "phimoe", "stablelm")
-)
-# Layers whose outputs are not the states: un-reduced across tensor-parallel ranks, or carried in
-# further tensors. By the folder or file that defines them.
-_UNREADABLE = frozenset(
-    (
-        "beam",
-        "deepseek_v32",
-        "deepseek_v4",
-        "deepseek_v41",
-        "inkling",
-        "kimi_k3",
-        "minimax_m3",
-        "qwen4_exp",
-    )
-)
 _ATTRIBUTE = "specvllm_capture"
 
 
-class CaptureError(RuntimeError):
-    """States could not be attributed to their tokens; nothing of the step is used."""
+@dataclass(frozen=True)
+class Step:
+    """One step's rows in order: whose they are, and which tokens the model was given there."""
+
+    labels: Labels
+    token_ids: torch.Tensor  # int32 [rows]
+    states: torch.Tensor | None  # [layers, rows, hidden], for a driver that cannot map them
 
 
 @dataclass(frozen=True)
@@ -67,12 +61,13 @@ class Capture:
             )
         config = worker.vllm_config
         layers = decoder_layers(self._runner.model, config.model_config)
-        self.layer_ids = tuple(i for i in sorted(set(layer_ids)) if _is_here(layers[i]))
+        self.layer_ids = tuple(i for i in sorted(set(layer_ids)) if is_here(layers[i]))
         if not _is_first_of_its_stage():  # every tensor-parallel rank computes the same states
             self.layer_ids = ()
         self._handles = []
         self._rows = 0  # of the running step; 0 outside of steps
-        self._seen: set[int] = set()
+        self._ranges: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # lowest, highest value
+        self._error: str | None = None
         self._labels: Labels | None = None
         self._untaken: list[tuple[Labels, torch.Tensor]] = []
         self.description = Description(self.layer_ids, None)
@@ -118,21 +113,30 @@ class Capture:
 
     def reset(self) -> None:
         """Drop states that were not taken."""
-        self._labels = None
+        self._labels = self._error = None
         self._untaken.clear()
 
-    def take(self, with_states: bool) -> tuple[Labels, torch.Tensor | None] | None:
-        """The last step's labels, once; with its states for a driver that can't map them."""
-        if self._untaken:
-            raise CaptureError("states of an earlier step were not taken")
-        labels, self._labels = self._labels, None
-        if labels is None:
+    def take(self, with_states: bool) -> Step | None:
+        """The last step, once; with its states for a driver that can't map them.
+
+        None where another rank holds the same states.
+
+        Raises:
+            CaptureError: the step's states could not be captured or attributed, or are not finite.
+        """
+        if not self.layer_ids:
             return None
+        self._raise_error()
+        if self._untaken or self._labels is None:
+            raise CaptureError("steps and calls are out of order: not one step since the last call")
+        labels, self._labels = self._labels, None
         rows = sum(count for _, _, count in labels)
-        return labels, self.states[:, :rows].clone() if with_states else None
+        token_ids = self._runner.input_ids.cpu[:rows].clone()
+        return Step(labels, token_ids, self.states[:, :rows].clone() if with_states else None)
 
     def take_all(self) -> list[tuple[Labels, torch.Tensor]]:
         """Labels and states of every step since the last reset or take."""
+        self._raise_error()
         self._keep()
         steps, self._untaken = self._untaken, []
         return steps
@@ -144,22 +148,47 @@ class Capture:
             self._untaken.append((self._labels, self.states[:, :rows].clone()))
             self._labels = None
 
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            self.reset()
+            raise CaptureError(error)
+
     def _execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         rows = scheduler_output.total_num_scheduled_tokens
         if not rows:
             return self._execute_model(scheduler_output, *args, **kwargs)
         self._keep()
         self._rows = rows
-        self._seen.clear()
+        self._ranges.clear()
         try:
             output = self._execute_model(scheduler_output, *args, **kwargs)
         finally:
             self._rows = 0
-        missing = [i for n, i in enumerate(self.layer_ids) if n not in self._seen]
-        if missing:
-            raise CaptureError(f"decoder layers {missing} were not called as modules in this step")
-        self._labels = self._label(scheduler_output)
+        # Errors of ours wait until the states are asked for: vLLM's step has to be closed first.
+        try:
+            self._labels = self._label(scheduler_output)
+            self._check(self._labels, rows)
+        except CaptureError as error:
+            self._error = self._error or str(error)
         return output
+
+    def _check(self, labels: Labels, rows: int) -> None:
+        """Every layer ran, every value is finite, and no layer is nothing but zeros."""
+        for index, layer_id in enumerate(self.layer_ids):
+            if index not in self._ranges:
+                raise CaptureError(f"decoder layer {layer_id} was not called as a module")
+            low, high = (float(value) for value in self._ranges[index])
+            if math.isfinite(low) and math.isfinite(high) and (low or high or rows == 1):
+                continue
+            finite = torch.isfinite(self.states[index, :rows]).all(dim=1)
+            row = int(finite.logical_not().nonzero()[0]) if not finite.all() else 0
+            what = "zero in all rows" if finite.all() else "not finite"
+            for request_id, start, count in labels:
+                if row < count:
+                    where = f"request {request_id!r}, token {start + row}"
+                    raise CaptureError(f"decoder layer {layer_id}: states are {what} ({where})")
+                row -= count
 
     def _label(self, scheduler_output: Any) -> Labels:
         counts: dict[str, int] = scheduler_output.num_scheduled_tokens
@@ -176,24 +205,24 @@ class Capture:
         return [(request_id, starts[request_id], counts[request_id]) for request_id in order]
 
     def _recorder(self, index: int, layer: torch.nn.Module) -> Any:
-        full = _defining_names(layer) & _HIDDEN_IS_FULL
+        full = hidden_is_full(layer)
 
         def record(module: torch.nn.Module, args: Any, output: Any) -> None:
             if not self._rows:
                 return
-            hidden, residual = output, None
-            if isinstance(output, tuple):
-                hidden, residual = output[0], None if full else output[1]
-            self._write(index, hidden, residual)
+            hidden, residual = output[:2] if isinstance(output, tuple) else (output, None)
+            try:
+                self._write(index, hidden, None if full else residual)
+            except CaptureError as error:  # raised when the states are asked for
+                self._error = self._error or str(error)
 
         return record
 
     def _write(self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Write hidden + residual at once: fused norms of the next layer change both in place."""
         layer_id = self.layer_ids[index]
-        if index in self._seen:
+        if index in self._ranges:
             raise CaptureError(f"decoder layer {layer_id} ran twice in one step")
-        self._seen.add(index)
         if hidden.dim() == 3 and hidden.shape[0] == 1:  # Transformers-backend models
             hidden = hidden[0]
         into = self.states[index, : self._rows]
@@ -210,51 +239,7 @@ class Capture:
             torch.add(hidden, residual.view(-1, into.shape[1])[: self._rows], out=into)
         else:
             into.copy_(hidden + residual.view(-1, into.shape[1])[: self._rows])
-
-
-def decoder_layers(model: torch.nn.Module, model_config: Any) -> torch.nn.ModuleList:
-    """The language model's decoder layers: the outermost list as long as the config says.
-
-    Raises:
-        CaptureError: there is none, or two that could be meant.
-    """
-    count = model_config.hf_text_config.num_hidden_layers
-    root = model
-    if hasattr(model, "get_language_model"):
-        try:
-            root = model.get_language_model()
-        except NotImplementedError:
-            root = model
-    level = [root]
-    while level:
-        found = [m for m in level if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            break
-        level = [child for module in level for child in module.children()]
-    raise CaptureError(
-        f"{type(model).__name__} has {'several lists' if level else 'no list'} of {count} modules: "
-        "which of them are its decoder layers is not known"
-    )
-
-
-def refuse_unreadable(layer: torch.nn.Module) -> None:
-    """Raise CaptureError for a family whose layer outputs are not its states."""
-    if names := _defining_names(layer) & _UNREADABLE:
-        raise CaptureError(
-            f"{type(layer).__name__} ({', '.join(names)}): the outputs of this family's layers are "
-            "not its hidden states, and no other source is known for it yet"
-        )
-
-
-def _defining_names(layer: torch.nn.Module) -> frozenset[str]:
-    return frozenset(type(layer).__module__.split("."))
-
-
-def _is_here(layer: torch.nn.Module) -> bool:
-    """False for the placeholders of layers that another pipeline stage runs."""
-    return type(layer).__name__ != "PPMissingLayer"
+        self._ranges[index] = torch.aminmax(into)  # NaN and infinity come through
 
 
 def _is_first_of_its_stage() -> bool:
@@ -263,7 +248,7 @@ def _is_first_of_its_stage() -> bool:
     return bool(get_tp_group().rank_in_group == 0)
 
 
-def take(worker: Any, with_states: bool) -> tuple[Labels, torch.Tensor | None] | None:
+def take(worker: Any, with_states: bool) -> Step | None:
     """`Capture.take`, to be called by RPC."""
     return Capture.of(worker).take(with_states)
 
@@ -273,6 +258,17 @@ def take_all(worker: Any) -> list[tuple[Labels, torch.Tensor]]:
     return Capture.of(worker).take_all()
 
 
-def echo(worker: Any, value: str) -> str:
-    """Returns what it was sent: replies are still paired with their calls."""
-    return value
+def clean(worker: Any, nonce: str) -> str:
+    """After a failed call: zero the KV cache, where a NaN would outlive its request.
+
+    A masked position still counts as 0 times its value, and 0 times NaN is NaN. Returns what it was
+    sent, which shows that replies are still paired with their calls.
+    """
+    pending = list(worker.model_runner.kv_caches)
+    while pending:
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            item.zero_()
+        else:  # layers of recurrent state keep several tensors
+            pending.extend(item)
+    return nonce

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from specvllm_compat.engine.assembly import Engine
-from specvllm_compat.engine.capture import CaptureError
+from specvllm_compat.engine.families import CaptureError
 
 
 class _Rows:
     """One request's states as they come in: chunk by chunk, again from the start if preempted."""
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self, token_ids: list[int]) -> None:
+        self.token_ids = torch.tensor(token_ids, dtype=torch.int32)
+        self.tokens = len(token_ids)
         self.layers: dict[int, torch.Tensor] = {}
         self._filled: dict[int, int] = {}
+
+    def check(self, request_id: str, start: int, token_ids: torch.Tensor) -> None:
+        """Refuse rows of other tokens than the prompt's, of which the prompt has ``tokens``."""
+        expected = self.token_ids[start : start + len(token_ids)]
+        if not torch.equal(token_ids[: len(expected)], expected):
+            raise CaptureError(f"rows of {request_id!r} from {start} on are of other tokens")
 
     def add(self, layer_id: int, start: int, rows: torch.Tensor) -> None:
         """Copy rows [n, hidden] to where they belong; rows past the prompt are not asked for."""
@@ -46,11 +58,12 @@ def run(engine: Engine, requests: list[Any]) -> list[dict[int, torch.Tensor]]:
         RuntimeError: the engine failed. It is cleaned up, or says at the next call that it is not.
     """
     engine.check_usable()
-    rows = {request.request_id: _Rows(request.num_prompt_tokens) for request in requests}
+    rows = {request.request_id: _Rows(request.prompt_token_ids) for request in requests}
     try:
         for request in requests:
             engine.scheduler.add_request(request)
-        _run_until_empty(engine, rows)
+        with _interrupts_between_steps() as raise_if_interrupted:
+            _run_until_empty(engine, rows, raise_if_interrupted)
         layer_ids = engine.captured_layer_ids
         return [rows[request.request_id].complete(layer_ids) for request in requests]
     except BaseException as error:
@@ -58,7 +71,38 @@ def run(engine: Engine, requests: list[Any]) -> list[dict[int, torch.Tensor]]:
         raise
 
 
-def _run_until_empty(engine: Engine, rows: dict[str, _Rows]) -> None:
+@contextlib.contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C back until the running step has ended, so that the engine stays usable.
+
+    Yields what raises it between steps. A second Ctrl-C is not held back.
+    """
+    held = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:
+            raise KeyboardInterrupt
+        held = True
+
+    def raise_if_held() -> None:
+        if held:
+            raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield raise_if_held
+        return
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield raise_if_held
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run_until_empty(
+    engine: Engine, rows: dict[str, _Rows], raise_if_interrupted: Callable[[], None]
+) -> None:
     """Step until nothing is left, the empty step included that tells workers what has ended."""
     scheduler, executor = engine.scheduler, engine.executor
     idle = False
@@ -71,13 +115,17 @@ def _run_until_empty(engine: Engine, rows: dict[str, _Rows]) -> None:
             raise RuntimeError("vLLM schedules nothing more: is the KV cache too small?")
         idle = not step.total_num_scheduled_tokens
         scheduler.update_from_output(step, output)
+        raise_if_interrupted()
 
 
 def _sort(engine: Engine, rows: dict[str, _Rows]) -> None:
-    for layer_id, labels, states in engine.collect():
+    for step, layers in engine.collect():
         offset = 0
-        for request_id, start, count in labels:
+        for request_id, start, count in step.labels:
             if request_id not in rows:
                 raise CaptureError(f"rows of {request_id!r}, which this call did not ask for")
-            rows[request_id].add(layer_id, start, states[offset : offset + count])
+            here = slice(offset, offset + count)
+            rows[request_id].check(request_id, start, step.token_ids[here])
+            for layer_id, states in layers.items():
+                rows[request_id].add(layer_id, start, states[here])
             offset += count

@@ -1,0 +1,81 @@
+"""Model families: where the decoder layers are, and what they put out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# The residual is in the hidden states already when these layers return both.
+# https://github.com/vllm-project/vllm/tree/v0.32.0/vllm/model_executor/models (0.11.0 ... 0.33.0)
+_HIDDEN_IS_FULL = frozenset(
+    ("exaone4", "granitemoehybrid", "hyperclovax", "minicpm", "muse_glimmer", "phimoe", "stablelm")
+)
+# Layers whose outputs are not the states: un-reduced across tensor-parallel ranks, or carried in
+# further tensors. By the folder or file that defines them.
+_UNREADABLE = frozenset(
+    (
+        "beam",
+        "deepseek_v32",
+        "deepseek_v4",
+        "deepseek_v41",
+        "inkling",
+        "kimi_k3",
+        "minimax_m3",
+        "qwen4_exp",
+    )
+)
+
+
+class CaptureError(RuntimeError):
+    """States could not be attributed to their tokens; nothing of the step is used."""
+
+
+def decoder_layers(model: torch.nn.Module, model_config: Any) -> torch.nn.ModuleList:
+    """The language model's decoder layers: the outermost list as long as the config says.
+
+    Raises:
+        CaptureError: there is none, or two that could be meant.
+    """
+    count = model_config.hf_text_config.num_hidden_layers
+    root = model
+    if hasattr(model, "get_language_model"):
+        try:
+            root = model.get_language_model()
+        except NotImplementedError:
+            root = model
+    level = [root]
+    while level:
+        found = [m for m in level if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+        level = [child for module in level for child in module.children()]
+    raise CaptureError(
+        f"{type(model).__name__} has {'several lists' if level else 'no list'} of {count} modules: "
+        "which of them are its decoder layers is not known"
+    )
+
+
+def refuse_unreadable(layer: torch.nn.Module) -> None:
+    """Raise CaptureError for a family whose layer outputs are not its states."""
+    if names := _defining_names(layer) & _UNREADABLE:
+        raise CaptureError(
+            f"{type(layer).__name__} ({', '.join(names)}): the outputs of this family's layers are "
+            "not its hidden states, and no other source is known for it yet"
+        )
+
+
+def _defining_names(layer: torch.nn.Module) -> frozenset[str]:
+    return frozenset(type(layer).__module__.split("."))
+
+
+def is_here(layer: torch.nn.Module) -> bool:
+    """False for the placeholders of layers that another pipeline stage runs."""
+    return type(layer).__name__ != "PPMissingLayer"
+
+
+def hidden_is_full(layer: torch.nn.Module) -> bool:
+    """True if the residual that the layer returns is in its hidden states already."""
+    return bool(_defining_names(layer) & _HIDDEN_IS_FULL)

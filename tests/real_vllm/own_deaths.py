@@ -1,0 +1,72 @@
+"""A worker that is killed in the middle of a call, then a second generator in the same process.
+
+Arguments: model folder, report file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import specvllm_compat
+import tiny
+from oracle import TALLY, check_results
+from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+
+LAYER_IDS = [3, 0]
+
+
+def refused(generator: VllmHiddenStatesGenerator, prompts: list[list[int]]) -> str:
+    try:
+        generator.generate(prompts)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("states came back from a dead worker")
+
+
+def main(model: Path, report: Path) -> None:
+    specvllm_compat.configure(engine_args={"dtype": "float32", "max_num_batched_tokens": 128})
+    seen: dict[str, object] = {"before": sorted(os.listdir("/dev/shm"))}
+
+    first = VllmHiddenStatesGenerator(str(model), layer_ids=LAYER_IDS, max_model_len=128)
+    [worker] = first.executor.workers
+    steps = 0
+    schedule = first.scheduler.schedule
+
+    def killing(*args: object) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(worker.proc.pid, signal.SIGKILL)
+        return schedule(*args)
+
+    first.scheduler.schedule = killing
+    prompts = tiny.prompts(30, 120, seed=1)
+    seen["during"] = refused(first, prompts)
+    seen["after"] = refused(first, [[1, 2, 3]])
+    del first
+
+    second = VllmHiddenStatesGenerator(str(model), layer_ids=LAYER_IDS, max_model_len=128)
+    check_results(second.generate(prompts), prompts, model, LAYER_IDS)
+    thread = threading.Thread(target=second.generate, args=([[1, 2, 3]],))
+    thread.start()
+    thread.join()
+    processes = [handle.proc for handle in second.executor.workers]
+    second.executor.shutdown()
+    seen["after shutdown"] = refused(second, [[1, 2, 3]])
+    del second
+    seen["alive"] = [process.is_alive() for process in processes]
+    seen["children"] = len(multiprocessing.active_children())
+    seen["ours in shared memory"] = [
+        name for name in os.listdir("/dev/shm") if name.startswith("specvllm-")
+    ]
+    report.write_text(json.dumps({**TALLY.as_json(), **seen}))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))

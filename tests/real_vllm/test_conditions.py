@@ -1,0 +1,158 @@
+"""What goes wrong while states are captured is refused by name, and the engine is used again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from conftest import LAYER_IDS
+from oracle import check_results
+
+GOOD = [[7, 8, 9, 10, 11], [300] * 20, [5] * 200]
+
+
+def works(generator: Any, model: Path) -> None:
+    check_results(generator.generate(GOOD), GOOD, model, LAYER_IDS)
+
+
+def set_embedding(worker: Any, token_id: int, values: list[float] | None) -> list[float]:
+    """In a worker: overwrite one row of the embeddings; returns what was there."""
+    weight = worker.model_runner.model.model.embed_tokens.weight
+    with torch.inference_mode():
+        before: list[float] = weight[token_id].tolist()
+        weight[token_id] = torch.tensor(values if values else [float("nan")] * weight.shape[1])
+    return before
+
+
+def mix_up_labels(worker: Any) -> None:
+    """In a worker: attribute the rows of each request to its neighbour."""
+    capture = worker.specvllm_capture
+    label = capture._label
+
+    def mixed_up(scheduler_output: Any) -> Any:
+        labels = label(scheduler_output)
+        names = [request_id for request_id, _, _ in labels]
+        return [(name, *rest) for name, (_, *rest) in zip(names[::-1], labels, strict=True)]
+
+    capture._label = mixed_up
+
+
+def lose_a_hook(worker: Any) -> None:
+    """In a worker: one layer is no longer seen, as if it were not called as a module."""
+    worker.specvllm_capture._handles[1].remove()
+
+
+def fail_once(worker: Any) -> None:
+    """In a worker: the next forward raises."""
+    runner = worker.model_runner
+    execute_model = runner.execute_model
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        runner.execute_model = execute_model
+        raise MemoryError("the device is full")
+
+    runner.execute_model = failing
+
+
+def test_values_that_are_not_finite_are_refused_with_layer_request_and_token(
+    generator: Any, llama: Path
+) -> None:
+    rpc = generator.executor.collective_rpc
+    [before] = rpc(set_embedding, args=(77, None))
+    try:
+        # A masked position counts as 0 times its value: the first row is not finite either.
+        with pytest.raises(RuntimeError, match=r"layer 0: states are not finite .*_0', token 0\)"):
+            generator.generate([[1, 2, 77, 3]])
+        with pytest.raises(RuntimeError, match=r"states are not finite \(request 'req_\d+_3'"):
+            generator.generate([[1], [2, 3], [4], [5, 77], [6]])
+    finally:
+        rpc(set_embedding, args=(77, before))
+    works(generator, llama)
+
+
+def test_rows_of_another_prompts_tokens_are_refused(generator: Any, llama: Path) -> None:
+    generator.executor.collective_rpc(mix_up_labels)
+    try:
+        with pytest.raises(RuntimeError, match="are of other tokens"):
+            generator.generate([[1, 2, 3], [4, 5, 6]])
+    finally:
+        generator._setup_capture()
+    works(generator, llama)
+
+
+def test_a_layer_that_is_not_called_as_a_module_is_refused(generator: Any, llama: Path) -> None:
+    generator.executor.collective_rpc(lose_a_hook)
+    try:
+        with pytest.raises(RuntimeError, match="decoder layer 1 was not called as a module"):
+            generator.generate([[1, 2, 3]])
+    finally:
+        generator._setup_capture()
+    works(generator, llama)
+
+
+def test_a_step_that_raises_fails_its_call_only(generator: Any, llama: Path) -> None:
+    for _ in range(2):
+        generator.executor.collective_rpc(fail_once)
+        with pytest.raises(RuntimeError, match="the device is full"):
+            generator.generate(GOOD)
+        works(generator, llama)
+
+
+def test_the_generator_works_in_another_thread(generator: Any, llama: Path) -> None:
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            works(generator, llama)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert not failures
+    works(generator, llama)
+
+
+def test_an_interrupt_waits_for_its_step_and_the_next_call_works(
+    generator: Any, llama: Path
+) -> None:
+    import signal
+
+    steps = 0
+    schedule = generator.scheduler.schedule
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            signal.raise_signal(signal.SIGINT)
+        return schedule(*args, **kwargs)
+
+    generator.scheduler.schedule = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            generator.generate(tiny.prompts(40, 200, seed=3))
+    finally:
+        del generator.scheduler.schedule
+    assert steps >= 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    works(generator, llama)
+
+
+@pytest.mark.own_engine
+def test_a_killed_worker_fails_the_call_and_leaves_nothing_behind(
+    run_script: Any, small_llama: Path
+) -> None:
+    seen = run_script("own_deaths.py", small_llama)
+    assert "cannot be used any more" in seen["after"]
+    assert "create a new one" in seen["after"]
+    assert "it was shut down" in seen["after shutdown"]
+    assert seen["prompts"] == 30
+    assert seen["alive"] == [False]
+    assert seen["children"] == 0
+    assert seen["ours in shared memory"] == []
