@@ -73,7 +73,7 @@ def _check(  # noqa: PLR0917
     if not vllm and not speculators:
         from specvllm_compat.preflight.environment import environment_facts
 
-        report.notes += environment_facts(lens, releases)
+        report.notes += environment_facts(releases)
     if model:
         from specvllm_compat.preflight.model_facts import model_facts
 
