@@ -45,6 +45,12 @@ def makes_a_constructor(body: Binding) -> bool:
     return bool(decorators & _DATACLASS or bases & {"Struct", "NamedTuple", "BaseModel"})
 
 
+def validates(body: Binding) -> bool:
+    """A dataclass whose decorator is pydantic's, or vLLM's ``config``, which is made of that."""
+    names = [decorator.partition("(")[0] for decorator in body["decorators"]]
+    return any(n.startswith("pydantic.") or n.split(".")[-1] == "config" for n in names)
+
+
 def is_model(lineage: Sequence[Binding]) -> bool:
     """A pydantic model: keywords only, and by default others are ignored."""
     return any(base.split(".")[-1] == "BaseModel" for body in lineage for base in body["bases"])

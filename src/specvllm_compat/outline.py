@@ -36,6 +36,9 @@ def outline(text: str, module: str, *, package: bool) -> Outline:
                 into[name] = binding
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             exported = _texts(statement.value)
+    for binding in names.values():
+        if binding["kind"] == "class":
+            binding["decorators"] = [_in_full(d, names) for d in binding["decorators"]]
     return {
         "names": names,
         "typing": typing,
@@ -43,6 +46,17 @@ def outline(text: str, module: str, *, package: bool) -> Outline:
         "lazy": "__getattr__" in names,
         "all": exported,
     }
+
+
+def _in_full(decorator: str, names: dict[str, Binding]) -> str:
+    """With the module that its first name was imported from."""
+    first, dot, rest = decorator.partition(".")
+    head, parenthesis, arguments = first.partition("(")
+    bound = names.get(head)
+    if bound is None or bound["kind"] != "import":
+        return decorator
+    origin = ".".join(filter(None, [bound["module"], bound["name"]]))
+    return f"{origin}{parenthesis}{arguments}{dot}{rest}"
 
 
 _TYPING, _HANDLER = 1, 2

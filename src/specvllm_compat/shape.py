@@ -69,7 +69,8 @@ class Finding:
     ``kind``: ``absent``, ``module``, ``class``, ``function``, ``value``, or ``unresolved`` where
     source does not tell. ``home``: the place it is defined at. ``gives``: the place of the class
     that calling it, or reading it, gives an instance of. ``method``: ``instance``, ``class`` or
-    ``static``. ``pydantic``: its constructor validates. ``lazy``: not there until it is asked for.
+    ``static``. ``says``: what Python calls it in an error, if that is not its name. ``pydantic``:
+    its constructor validates. ``lazy``: not there until it is asked for.
     """
 
     kind: str
@@ -77,6 +78,7 @@ class Finding:
     home: str = ""
     gives: str = ""
     method: str = ""
+    says: str = ""
     pydantic: bool = False
     lazy: bool = False
 
@@ -101,19 +103,19 @@ class Reading(Lens, Protocol):
         """The modules of ``near``'s package that define a top-level name, the nearest first."""
 
 
-def misfits(shape: Shape, call: Call) -> list[tuple[str, str]]:
+def misfits(shape: Shape, call: Call, *, implicit: int = 0) -> list[tuple[str, str]]:
     """Why the call does not fit, as Python says it: (what kind, words). Empty: it fits.
 
     Kinds: ``unexpected``, ``missing``, ``positional``, ``twice``. What ``*`` and ``**`` of the call
     may hold is given the benefit of the doubt. A shape without parameters fits nothing and
-    everything: ask before.
+    everything: ask before. ``implicit``: how many first arguments, such as self, go without saying.
     """
     names = shape.parameters or ()
     positions = len(names) - shape.keyword_only
     by_keyword = names[shape.positional_only :]
     found: list[tuple[str, str]] = []
     if call.positional > positions and not shape.any_positional:
-        found.append(("positional", _too_many(shape, positions, call.positional)))
+        found.append(("positional", _too_many(shape, positions, call.positional, implicit)))
     for name in call.keywords:
         if name not in by_keyword:
             if not shape.any_keyword:
@@ -137,9 +139,10 @@ def misfits(shape: Shape, call: Call) -> list[tuple[str, str]]:
     return found
 
 
-def _too_many(shape: Shape, positions: int, given: int) -> str:
+def _too_many(shape: Shape, positions: int, given: int, implicit: int) -> str:
     optional = {name for name, _ in shape.defaults}
-    least = sum(name not in optional for name in (shape.parameters or ())[:positions])
+    least = sum(name not in optional for name in (shape.parameters or ())[:positions]) + implicit
+    positions, given = positions + implicit, given + implicit
     takes = f"from {least} to {positions}" if least < positions else str(positions)
     return f"takes {takes} positional argument{'s' * (positions != 1)} but {given} were given"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -114,6 +113,8 @@ def installed(package: str, lens: SourceLens | None = None) -> Release:
             return Release.parse(match[1])
     if lens.given(package):
         return Release.parse(_metadata_version(lens, package) or "of unknown version")
+    import importlib.metadata  # slow to import, and hardly ever needed
+
     for distribution in (f"{package}-cpu", package):
         try:
             return Release.parse(importlib.metadata.version(distribution))

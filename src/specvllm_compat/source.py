@@ -20,6 +20,7 @@ from specvllm_compat.bindings import (
     kind_of_method,
     makes_a_constructor,
     shape_of,
+    validates,
 )
 from specvllm_compat.files import Files
 from specvllm_compat.outline import Binding, Outline
@@ -254,17 +255,19 @@ class SourceLens:
         kind = "class" if bound else "function"
         lineage = list(self._lineage(module, home, binding))
         generated = pydantic = False
-        for index, (owner, _, body) in enumerate(lineage):
+        for index, (_, at, body) in enumerate(lineage):
             own = body["names"].get("__init__")
             if own and own["kind"] == "function":
                 if generated:
                     break
                 shape = shape_of(own)
-                return Finding(kind, shape.without_first() if bound else shape, home, home)
+                says = f"{at.partition(':')[2]}.__init__"
+                shape = shape.without_first() if bound else shape
+                return Finding(kind, shape, home, home, says=says)
             made = makes_a_constructor(body)
             if made:
                 generated = True
-                pydantic = pydantic or self._validates(owner, body)
+                pydantic = pydantic or validates(body)
             elif index == 0 and not body["bases"]:
                 plain = Shape(parameters=() if bound else ("self",))
                 return Finding(kind, plain, home, home)
@@ -279,16 +282,6 @@ class SourceLens:
         bodies = [body for _, _, body in lineage]
         shape = generated_constructor(bodies, first=() if bound else ("self",))
         return Finding(kind, shape, home, home, pydantic=pydantic or is_model(bodies))
-
-    def _validates(self, module: str, body: Binding) -> bool:
-        """Its decorator is pydantic's, or vLLM's ``config``, which is made of that."""
-        outline = self.outline(module)
-        for decorator in body["decorators"]:
-            name = decorator.partition("(")[0]
-            origin = (outline["names"].get(name.split(".")[0]) or {}) if outline else {}
-            if name.split(".")[-1] == "config" or str(origin.get("module")).startswith("pydantic"):
-                return True
-        return False
 
     def _annotated(self, module: str, annotation: str | None) -> str:
         """The place of the one class that an annotation names, or nothing."""

@@ -124,7 +124,10 @@ def _plugins(told: Mapping[str, str]) -> Iterator[str]:
     if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
         return
     wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
-    yield f"VLLM_PLUGINS={allowed!r} leaves our plugin out: set VLLM_PLUGINS={wanted!r}, or unset it"
+    yield (
+        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its workers: "
+        f"set VLLM_PLUGINS={wanted!r}, or unset it"
+    )
 
 
 def _preloads(

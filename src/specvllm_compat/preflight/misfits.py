@@ -38,11 +38,12 @@ def judge(use: Use, lens: Reading, dropped: str = "") -> Judgement:  # noqa: PLR
     if shape is None or shape.parameters is None:
         return Judgement(UNRESOLVED, do=f"the parameters of {use.place} can't be told from source")
     keywords = tuple(name for name in use.call.keywords if name != dropped)
-    wrong = misfits(shape, replace(use.call, keywords=keywords))
+    implicit = int(found.kind == "class" or shape is not found.shape)
+    wrong = misfits(shape, replace(use.call, keywords=keywords), implicit=implicit)
     if not wrong:
         return _FITS
     kind, words = wrong[0]
-    return Judgement(MISFIT, _error(use, found, kind, words), _do(kind, words, shape, use.call))
+    return Judgement(MISFIT, _error(found, kind, words), _do(kind, words, shape, use.call))
 
 
 def as_called(found: Finding, *, bound: bool) -> Shape | None:
@@ -82,16 +83,15 @@ def _moved(use: Use, lens: Reading, error: str) -> Judgement:
     return Judgement(MISFIT, error, f"nothing in this version defines {qualname or module}")
 
 
-def _error(use: Use, found: Finding, kind: str, words: str) -> str:
-    qualname = use.place.partition(":")[2]
+def _error(found: Finding, kind: str, words: str) -> str:
     if found.kind != "class":
-        return f"TypeError: {qualname}() {words}"
-    name = qualname.split(".")[-1]
+        return f"TypeError: {found.home.partition(':')[2]}() {words}"
+    name = found.home.partition(":")[2]
     if found.pydantic and kind != "positional":
         said = {"missing": "Field required", "unexpected": "Unexpected keyword argument"}
         names = words.partition(": " if kind == "missing" else "argument ")[2].replace("'", "")
         return f"ValidationError: {name}: {names}: {said.get(kind, words)}"
-    return f"TypeError: {name}.__init__() {words}"
+    return f"TypeError: {found.says or f'{name}.__init__'}() {words}"
 
 
 def _do(kind: str, words: str, shape: Shape, call: Call) -> str:

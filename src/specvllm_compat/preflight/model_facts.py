@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specvllm_compat.contract import has
-from specvllm_compat.engine.families import HIDDEN_IS_FULL, UNREADABLE
 from specvllm_compat.preflight.locate import CannotTell
 from specvllm_compat.source import SourceLens
 
@@ -109,9 +108,8 @@ def _whole(config: dict[str, Any], names: tuple[str, ...], folder: Path) -> int:
 def _families(architecture: str, lens: SourceLens) -> tuple[frozenset[str], str]:
     """The files and folders that define the model, and the place of its class."""
     at = lens.path("vllm.model_executor.models.registry")
-    table = dict(
-        (m[1], (m[2], m[3])) for m in _REGISTERED.finditer(at[0].text(at[1]) if at else "")
-    )
+    text = at[0].text(at[1]) if at else ""
+    table = {m[1]: (m[2], m[3]) for m in _REGISTERED.finditer(text)}
     if architecture not in table:
         return frozenset(), ""
     module, name = table[architecture]
@@ -129,6 +127,8 @@ def _families(architecture: str, lens: SourceLens) -> tuple[frozenset[str], str]
 
 
 def _capture(names: frozenset[str]) -> str:
+    from specvllm_compat.engine.families import HIDDEN_IS_FULL, UNREADABLE
+
     if names & UNREADABLE:
         return "not possible"
     if names & HIDDEN_IS_FULL:
@@ -137,6 +137,8 @@ def _capture(names: frozenset[str]) -> str:
 
 
 def _unreadable(names: frozenset[str], architecture: str) -> list[str]:
+    from specvllm_compat.engine.families import UNREADABLE
+
     family = names & UNREADABLE
     if not family:
         return []
@@ -197,6 +199,8 @@ def _alone(
     layer_ids: Sequence[int] | None,
 ) -> Iterator[str]:
     """What speculators without us would do wrong with this model."""
+    from specvllm_compat.engine.families import HIDDEN_IS_FULL
+
     if text.get("llama_4_scaling"):
         yield "drops llama_4_scaling: wrong states at long positions, without an error"
     if _deepstack(config):
