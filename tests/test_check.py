@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -287,9 +286,8 @@ def test_a_cache_that_holds_nonsense_does_no_harm(tree: Trees, tmp_path: Path) -
     assert of(tree()) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_cannot_be_written_is_done_without(tree: Trees, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(mode=0o500)
+    (tmp_path / "cache").write_text("a file where the folder would be")
     assert of(tree()).exit_status == 0
 
 
