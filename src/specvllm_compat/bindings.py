@@ -41,8 +41,12 @@ def kind_of_method(function: Binding) -> str:
 def makes_a_constructor(body: Binding) -> bool:
     """The class has its constructor written for it, from its fields."""
     decorators = {d.partition("(")[0].split(".")[-1] for d in body["decorators"]}
+    return bool(decorators & _DATACLASS) or _has_field_base(body)
+
+
+def _has_field_base(body: Binding) -> bool:
     bases = {base.partition("[")[0].split(".")[-1] for base in body["bases"]}
-    return bool(decorators & _DATACLASS or bases & {"Struct", "NamedTuple", "BaseModel"})
+    return bool(bases & {"Struct", "NamedTuple", "BaseModel"})
 
 
 def validates(body: Binding) -> bool:
@@ -59,10 +63,11 @@ def is_model(lineage: Sequence[Binding]) -> bool:
 def generated_constructor(lineage: Sequence[Binding], first: tuple[str, ...]) -> Shape:
     """The constructor made from the fields of a class and its bases, the class first."""
     known: dict[str, tuple[str | None, bool]] = {}
+    inherited = any(_has_field_base(body) for body in lineage)  # then subclasses have fields, too
     for body in reversed(lineage):
         options = [*body["decorators"], *(f"{k}={v}" for k, v in body["keywords"].items())]
         all_keyword_only = any("kw_only=True" in option for option in options)
-        for field in body["fields"] if makes_a_constructor(body) else ():
+        for field in body["fields"] if inherited or makes_a_constructor(body) else ():
             if field["init"]:
                 keyword_only = all_keyword_only or field["keyword_only"]
                 known[field["name"]] = (field["default"], keyword_only)

@@ -29,6 +29,10 @@ def outline(text: str, module: str, *, package: bool) -> Outline:
     exported = None
     for statement, rank in _statements(body, 0):
         into = typing if rank == _TYPING else names
+        if rank == _TYPING and isinstance(statement, ast.AnnAssign):  # checkers need no value
+            shown = ast.unparse(statement.annotation)
+            bound = {"kind": "value", "alias": None, "annotation": shown}
+            typing[ast.unparse(statement.target)] = bound
         for name, binding in _bindings(statement, module, package):
             if name == "*":
                 stars.append(binding["module"])

@@ -27,7 +27,8 @@ from specvllm_compat.outline import Binding, Outline
 from specvllm_compat.shape import ABSENT, Finding, Shape
 
 # Bases that add no parameters to a constructor and, for what we ask, no attributes.
-_PLAIN_BASES = {"object", "ABC", "Protocol", "Generic", "Exception", "RuntimeError", "ValueError"}
+_PLAIN_BASES = {"object", "ABC", "Protocol", "Generic"}
+_OF_ENUMS = {"name", "value", "_name_", "_value_"}
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 
 
@@ -163,11 +164,11 @@ class SourceLens:
                 target = self.look(f"{module}:{'.'.join([alias, *rest])}")
                 if target.kind not in ("absent", "unresolved"):
                     return target
-            if rest:
-                return Finding("unresolved")
-            return Finding(
-                "value", Shape(), f"{module}:{name}", self._annotated(module, binding["annotation"])
-            )
+            gives = self._annotated(module, binding["annotation"])
+            if not rest:
+                return Finding("value", Shape(), f"{module}:{name}", gives)
+            found = self.look(f"{gives}.{'.'.join(rest)}") if gives else ABSENT
+            return Finding("unresolved") if found.kind == "absent" else found
         if binding["kind"] == "function":
             if rest:
                 return ABSENT
@@ -177,7 +178,9 @@ class SourceLens:
 
     def _imported(self, module: str, binding: Binding, rest: list[str]) -> Finding:
         target, name = binding["module"], binding["name"]
-        if target.split(".")[0] != module.split(".", maxsplit=1)[0]:
+        top = target.partition(".")[0]
+        standard = top in sys.stdlib_module_names and self.files(top) is not None
+        if top != module.partition(".")[0] and not standard:
             return Finding("unresolved", Shape()) if not rest else Finding("unresolved")
         tail = ".".join([*([name] if name else []), *rest])
         found = self.look(f"{target}:{tail}" if tail else target)
@@ -218,7 +221,15 @@ class SourceLens:
         if first == "__init__":
             found = self._constructor(module, home, binding, bound=False)
             return found if found.kind == "function" else Finding("unresolved")
+        if first.startswith("__") or (first in _OF_ENUMS and self._is_enum(module, home, binding)):
+            return Finding("value", Shape(), f"{home}.{first}", lazy=True)
         return Finding("unresolved", lazy=True) if self._open(module, home, binding) else ABSENT
+
+    def _is_enum(self, module: str, home: str, binding: Binding) -> bool:
+        lineage = self._lineage(module, home, binding)
+        return any(
+            base.split(".")[-1] in _ENUMS for _, _, body in lineage for base in body["bases"]
+        )
 
     def _lineage(
         self, module: str, home: str, binding: Binding
@@ -272,11 +283,7 @@ class SourceLens:
                 plain = Shape(parameters=() if bound else ("self",))
                 return Finding(kind, plain, home, home)
         if not generated:
-            is_open = self._open(module, home, binding) or any(
-                base.partition("[")[0].split(".")[-1] in _ENUMS | {"Exception", "RuntimeError"}
-                for _, _, body in lineage
-                for base in body["bases"]
-            )
+            is_open = self._open(module, home, binding) or self._is_enum(module, home, binding)
             plain = Shape(parameters=() if bound else ("self",))
             return Finding(kind, Shape() if is_open else plain, home, home)
         bodies = [body for _, _, body in lineage]

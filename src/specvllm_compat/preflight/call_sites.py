@@ -25,6 +25,7 @@ class Use:
 
     ``kind``: ``import``, ``attribute`` or ``call``. ``name``: how the consumer knows what it starts
     from, which is what a shim wraps. ``scope``: the function it is done in, "" at import.
+    ``declared``: on an object whose class only an annotation tells: it may be of a subclass.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Use:
     call: Call = NO_ARGUMENTS
     guarded: bool = False
     bound: bool = False
+    declared: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class _Value:
     name: str
     instance: bool = False
     bound: bool = False
+    declared: bool = False
 
 
 def uses(text: str, module: str, lens: Reading, packages: Sequence[str]) -> list[Use]:
@@ -164,7 +167,10 @@ class _Reader:
                 continue
             if alias.name != "*":
                 key = name.split(".")[0] if isinstance(node, ast.Import) else name
-                self._names[key] = _Value(known, key)
+                found = self._lens.look(known)
+                gives = found.gives if found.kind == "value" else ""
+                whole = self._given(gives, key, declared=True)
+                self._names[key] = whole or _Value(known, key)
             self._add("import", place, name, node)
 
     def _attribute(self, node: ast.Attribute) -> _Value | None:
@@ -181,12 +187,12 @@ class _Reader:
         else:
             place = f"{base.place}:{node.attr}"
         found = self._lens.look(place)
-        self._add("attribute", place, base.name, node, bound=base.instance)
+        self._add("attribute", place, base.name, node, bound=base)
         if found.kind == "value":
-            return _Value(found.gives, base.name, instance=True) if found.gives else None
+            return self._given(found.gives, base.name, declared=True)
         if found.kind in ("class", "function", "module"):
             method = found.kind == "function" and base.instance
-            return _Value(place, base.name, bound=method)
+            return _Value(place, base.name, bound=method, declared=base.declared)
         return None
 
     def _call(self, node: ast.Call) -> _Value | None:
@@ -197,9 +203,13 @@ class _Reader:
             return self._enter(own)
         if callee is None or callee.instance:
             return None
-        self._add("call", callee.place, callee.name, node, _written(node), bound=callee.bound)
-        gives = self._lens.look(callee.place).gives
-        return _Value(gives, callee.name, instance=True) if gives else None
+        self._add("call", callee.place, callee.name, node, _written(node), bound=callee)
+        found = self._lens.look(callee.place)
+        return self._given(found.gives, callee.name, declared=found.kind != "class")
+
+    @staticmethod
+    def _given(place: str, name: str, *, declared: bool) -> _Value | None:
+        return _Value(place, name, instance=True, declared=declared) if place else None
 
     def _own(self, function: ast.expr) -> str | None:
         """The name of a function or method of this very source that is called."""
@@ -238,22 +248,23 @@ class _Reader:
         value = self._names.get(text)
         if value is None or self._lens.look(value.place).kind != "class":
             return None
-        return _Value(value.place, value.name, instance=True)
+        return self._given(value.place, value.name, declared=True)
 
-    def _add(
+    def _add(  # noqa: PLR0917
         self,
         kind: str,
         place: str,
         name: str,
         node: ast.AST,
         call: Call = NO_ARGUMENTS,
-        *,
-        bound: bool = False,
+        bound: _Value | None = None,
     ) -> None:
         scope = ".".join(self._scopes[-1:])
         line = getattr(node, "lineno", 0)
         guarded = self._guarded > 0
-        self._found.append(Use(kind, place, name, scope, line, call, guarded, bound))
+        on = bound is not None and (bound.bound or bound.instance)
+        declared = bound is not None and bound.declared
+        self._found.append(Use(kind, place, name, scope, line, call, guarded, on, declared))
 
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

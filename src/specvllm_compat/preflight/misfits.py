@@ -23,8 +23,16 @@ class Judgement:
 _FITS = Judgement(FITS)
 
 
-def judge(use: Use, lens: Reading, dropped: str = "") -> Judgement:  # noqa: PLR0911
+def judge(use: Use, lens: Reading, dropped: str = "") -> Judgement:
     """Judge one use. ``dropped``: a keyword that somebody takes away on the way."""
+    judgement = _judge(use, lens, dropped)
+    if use.declared and judgement.outcome == MISFIT:
+        words = f"{judgement.error}, unless it is of a subclass: that can't be told from source"
+        return Judgement(UNRESOLVED, do=words)
+    return judgement
+
+
+def _judge(use: Use, lens: Reading, dropped: str) -> Judgement:  # noqa: PLR0911
     found = lens.look(use.place)
     if use.kind != "call":
         if found.kind == "absent":
