@@ -46,6 +46,9 @@ PACKAGE = {
             def __init__(self): self.state = None
     """,
     "things.py": """
+        import enum
+        import msgspec
+        from typing import TypedDict
         from dataclasses import dataclass, field, InitVar
         from typing import overload
         from acme.base import Base
@@ -71,6 +74,16 @@ PACKAGE = {
         @overload
         def pick(a: str) -> str: ...
         def pick(a, b=None): ...
+        class Prompt(TypedDict):
+            text: str
+        class Event(msgspec.Struct):
+            kind: str
+        class Stored(Event):
+            block: int = 0
+        class Colour(enum.Enum):
+            RED = 1
+        class Wrong(ValueError): ...
+        thing: Thing = Thing(1)
     """,
     "lazy.py": "class Late:\n    def __init__(self, x): ...\n",
     "moved.py": "def wanderer(a): ...\n",
@@ -107,6 +120,10 @@ def errors(script: str, lens: SourceLens) -> list[str]:
         "from acme import Base\nBase.make(1).run(3).rows\nBase.tool(1)",
         "from acme import Base\nb = Base(1)\nb.ready\nb.name\nb.run(1).state",
         "from acme import Base\ndef f(*a, **k):\n    return Base(*a, **k)",
+        "from acme.things import Stored, Wrong\nStored('a', block=1)\nWrong(1)",
+        "from acme.things import Prompt\nPrompt(text='')",
+        "from acme.things import Colour\nColour(1).value\nColour.RED",
+        "from acme.things import thing\nthing.run(1)\nthing.__class__",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from acme import Gone",
         "try:\n    from acme.base import Gone\nexcept ImportError:\n    Gone = None",
         "import acme\nif hasattr(acme, 'gone'):\n    acme.base.gone()",
@@ -134,6 +151,14 @@ def test_a_script_that_works_is_not_accused(script: str, acme: SourceLens) -> No
             "TypeError: Base.run() takes 2 positional arguments but 3 were given",
         ),
         ("from acme import Base\nBase(1).gone()", "AttributeError: 'Base' has no attribute 'gone'"),
+        (
+            "from acme.things import Stored\nStored(1, color=2)",
+            "TypeError: Stored.__init__() got an unexpected keyword argument 'color'",
+        ),
+        (
+            "from acme.things import Colour\nColour.RAD",
+            "AttributeError: 'Colour' has no attribute 'RAD'",
+        ),
         (
             "from acme.base import wanderer",
             "ImportError: cannot import name 'wanderer' from 'acme.base'",
@@ -183,6 +208,7 @@ def test_a_script_that_fails_is_told_as_python_would_tell_it(
         "from acme.things import Odd\nOdd(1)",
         "from acme.things import Odd\nOdd(1).anything",
         "from acme.things import Foreign\nForeign(1)",
+        "from acme import Base\nBase(1).run(2).of_a_subclass",
     ],
 )
 def test_what_source_cannot_tell_is_said_to_be_unresolved(script: str, acme: SourceLens) -> None:

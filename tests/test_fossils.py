@@ -10,6 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "real_vllm"))
 
 import environments
+import support_table
 from packaging.version import Version
 from specvllm_compat.preflight.fossil import FossilLens
 from specvllm_compat.preflight.report import (
@@ -199,3 +200,9 @@ def test_a_place_that_was_not_recorded_is_not_passed_as_absent(fossil: FossilLen
     with pytest.raises(LookupError, match="record it again"):
         fossil.shape("vllm.somewhere:else")
     assert fossil.look("vllm.somewhere:else").kind == "unresolved"
+
+
+def test_the_table_in_the_readme_is_that_of_catalog_and_fossils() -> None:
+    text = support_table.README.read_text(encoding="utf-8")
+    written = text.partition(support_table.BEGIN)[2].partition(support_table.END)[0]
+    assert written.strip() == support_table.table(), "run: python tests/support_table.py"

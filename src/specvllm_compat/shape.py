@@ -44,6 +44,9 @@ class Shape:
         )
 
 
+ANYTHING = Shape(parameters=(), any_keyword=True, any_positional=True)
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments of a call as they are written; ``star`` and ``double_star`` hide some."""

@@ -24,7 +24,7 @@ from specvllm_compat.bindings import (
 )
 from specvllm_compat.files import Files
 from specvllm_compat.outline import Binding, Outline
-from specvllm_compat.shape import ABSENT, Finding, Shape
+from specvllm_compat.shape import ABSENT, ANYTHING, Finding, Shape
 
 # Bases that add no parameters to a constructor and, for what we ask, no attributes.
 _PLAIN_BASES = {"object", "ABC", "Protocol", "Generic"}
@@ -265,6 +265,8 @@ class SourceLens:
     ) -> Finding:
         kind = "class" if bound else "function"
         lineage = list(self._lineage(module, home, binding))
+        if any("TypedDict" in base for _, _, body in lineage for base in body["bases"]):
+            return Finding(kind, ANYTHING, home, home)
         generated = pydantic = False
         for index, (_, at, body) in enumerate(lineage):
             own = body["names"].get("__init__")

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import specvllm_compat
+from specvllm_compat.contract import SourceLens
+from specvllm_compat.preflight.call_sites import uses
+from specvllm_compat.preflight.misfits import MISFIT, judge
 from test_without_us import NO_GPU, TRANSFORMERS_5, TRANSFORMERS_5_24, expected
 
 COMMAND = "from specvllm_compat.cli import main; raise SystemExit(main(['check', '--json']))"
@@ -58,3 +61,21 @@ def test_a_check_takes_no_longer_than_a_breath() -> None:
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, check=True)
     assert time.perf_counter() - started < 3  # about 0.3 on an idle machine
+
+
+def test_vllm_is_not_accused_of_misusing_itself() -> None:
+    """vLLM's own modules are scripts that fit this vLLM: each misfit found would be our error."""
+    lens = SourceLens()
+    files = lens.files("vllm")
+    assert files is not None
+    accused, judged = [], 0
+    for path in files.paths("v1")[::9] + files.paths("entrypoints")[::9]:
+        module = f"vllm.{path.removesuffix('.py').replace('/', '.')}"
+        for use in uses(files.text(path), module, lens, ("vllm",)):
+            judgement = judge(use, lens)
+            judged += 1
+            missing = judgement.error.startswith("ModuleNotFoundError")  # built for GPUs only
+            if judgement.outcome == MISFIT and not use.guarded and not missing:
+                accused.append(f"{path}:{use.line} {judgement.error}")
+    assert accused == []
+    assert judged > 500

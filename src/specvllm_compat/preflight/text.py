@@ -9,7 +9,7 @@ from dataclasses import asdict
 from specvllm_compat.preflight.report import Report, Row
 from specvllm_compat.shim import ADAPTED, NATIVE
 
-_WIDTHS = (34, 44, 36)
+_WIDTHS = (33, 35, 26)
 
 
 def as_json(report: Report) -> str:
@@ -44,7 +44,7 @@ def _lines(report: Report) -> Iterator[str]:
             yield ""
             yield module
             yield _columns("seam", "asks", "this vLLM has", "verdict")
-        yield _columns(row.name, _asks(row), row.has, _verdict(row))
+        yield _columns(row.name.rpartition(".")[2], _asks(row), row.has, _verdict(row))
     elsewhere = [c for c in report.shims if not c.shim.module.startswith("speculators.")]
     changed = [c for c in elsewhere if c.verdict != NATIVE]
     if changed:
