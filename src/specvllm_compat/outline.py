@@ -3,7 +3,8 @@
 ``{"names": …, "typing": …, "stars": […], "lazy": bool, "all": […] | None}``. A binding is a
 dictionary with a ``kind``: ``import`` (``module``, ``name``), ``function`` (``shape``, ``returns``,
 ``decorators``), ``class`` (``bases``, ``decorators``, ``names``, ``fields``, ``attributes``) or
-``value`` (``alias``, ``annotation``). ``typing`` holds what only type checkers see.
+``value`` (``alias``, ``annotation``); ``either`` marks a name that may also be bound to something
+else. ``typing`` holds what only type checkers see.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def outline(text: str, module: str, *, package: bool) -> Outline:
                 into[name] = binding
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             exported = _texts(statement.value)
+    for name in _bound_either_way(body, module, package):
+        names[name]["either"] = True
     for binding in names.values():
         if binding["kind"] == "class":
             binding["decorators"] = [_in_full(d, names) for d in binding["decorators"]]
@@ -50,6 +53,28 @@ def outline(text: str, module: str, *, package: bool) -> Outline:
         "lazy": "__getattr__" in names,
         "all": exported,
     }
+
+
+def _bound_either_way(body: list[ast.stmt], module: str, package: bool) -> set[str]:
+    """Names that an ``if`` and its ``else`` bind to different things: which, only a run tells."""
+    found = set()
+    for statement, rank in _statements(body, 0):
+        if isinstance(statement, ast.If) and not rank and statement.orelse:
+            sides = [
+                {
+                    name: binding
+                    for inner, inner_rank in _statements(side, 0)
+                    for name, binding in _bindings(inner, module, package)
+                    if not inner_rank
+                }
+                for side in (statement.body, statement.orelse)
+            ]
+            test = ast.unparse(statement.test).removeprefix("not ")
+            for name in sides[0].keys() & sides[1].keys() if test not in _ONLY_CHECKERS else ():
+                one, other = sides[0][name], sides[1][name]
+                if one != other and {one["kind"], other["kind"]} != {"value"}:
+                    found.add(name)
+    return found - {"*"}
 
 
 def _in_full(decorator: str, names: dict[str, Binding]) -> str:

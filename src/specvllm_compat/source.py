@@ -137,6 +137,8 @@ class SourceLens:
         if binding is None:
             return Finding("unresolved", lazy=True)
         found = self._bound(module, first, binding, rest)
+        if binding.get("either"):
+            return Finding("unresolved", found.shape)
         return replace(found, lazy=True) if lazy else found
 
     def _starred(self, outline: Outline, name: str) -> str | None:
@@ -170,8 +172,8 @@ class SourceLens:
             found = self.look(f"{gives}.{'.'.join(rest)}") if gives else ABSENT
             return Finding("unresolved") if found.kind == "absent" else found
         if binding["kind"] == "function":
-            if rest:
-                return ABSENT
+            if rest:  # a decorator may have given it attributes
+                return Finding("unresolved", lazy=True) if binding["decorators"] else ABSENT
             gives = self._annotated(module, binding["returns"])
             return Finding("function", shape_of(binding), f"{module}:{name}", gives)
         return self._in_class(module, name, binding, rest)

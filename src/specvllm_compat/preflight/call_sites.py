@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specvllm_compat.outline import absolute
 from specvllm_compat.shape import NO_ARGUMENTS, Call, Reading
@@ -63,6 +63,7 @@ class _Reader:
         self._found: list[Use] = []
         self._names: dict[str, _Value] = {}
         self._scopes: list[str] = []
+        self._attributes: dict[str, dict[str, _Value]] = {}  # class -> what its self has
         self._class: ast.ClassDef | None = None
         self._guarded = 0
         self._done: set[str] = set()
@@ -127,7 +128,7 @@ class _Reader:
             value = self._visit(node.value)
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
-                self._assign(target, value)
+                self._assign(target, value, node.value)
             return value
         if isinstance(node, ast.Call):
             return self._call(node)
@@ -140,15 +141,21 @@ class _Reader:
         self._visit_all(list(ast.iter_child_nodes(node)))
         return None
 
-    def _assign(self, target: ast.expr, value: _Value | None) -> None:
+    def _assign(self, target: ast.expr, value: _Value | None, given: ast.expr) -> None:
         if isinstance(target, (ast.Name, ast.Attribute)):
             key = _key(target)
             if value is not None:
-                self._names[key] = value
-            elif isinstance(target, ast.Name):
+                self._bind(key, value)
+            elif not (isinstance(given, ast.Constant) and given.value is None):
                 self._names.pop(key, None)
         else:
             self._visit_all(list(ast.iter_child_nodes(target)))
+
+    def _bind(self, key: str, value: _Value) -> None:
+        before = self._names.get(key)
+        if before is not None and before.place != value.place:
+            value = replace(value, declared=True)  # which of them it is depends on the run
+        self._names[key] = value
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -170,7 +177,7 @@ class _Reader:
                 found = self._lens.look(known)
                 gives = found.gives if found.kind == "value" else ""
                 whole = self._given(gives, key, declared=True)
-                self._names[key] = whole or _Value(known, key)
+                self._bind(key, whole or _Value(known, key))
             self._add("import", place, name, node)
 
     def _attribute(self, node: ast.Attribute) -> _Value | None:
@@ -226,7 +233,9 @@ class _Reader:
         gives = self._annotated(function.returns)
         if name not in self._done:
             self._done.add(name)
-            outer = dict(self._names)
+            outer, owner = dict(self._names), name.rpartition(".")[0]
+            self._names = {k: v for k, v in outer.items() if not k.startswith("self.")}
+            self._names |= self._attributes.get(owner, {})
             for parameter in [*function.args.args, *function.args.kwonlyargs]:
                 value = self._annotated(parameter.annotation)
                 if value:
@@ -238,8 +247,10 @@ class _Reader:
             self._visit_all(function.body)
             self._scopes.pop()
             self._guarded = guarded
-            kept = {key: value for key, value in self._names.items() if key.startswith("self.")}
-            self._names = outer | kept
+            own = {k: v for k, v in self._names.items() if k.startswith("self.")}
+            self._attributes[owner] = own
+            same = self._scopes and self._scopes[-1].rpartition(".")[0] == owner
+            self._names = outer | own if same else outer
         return gives
 
     def _annotated(self, annotation: ast.expr | None) -> _Value | None:

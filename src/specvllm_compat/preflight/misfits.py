@@ -43,7 +43,7 @@ def _judge(use: Use, lens: Reading, dropped: str) -> Judgement:  # noqa: PLR0911
     shape = as_called(found, bound=use.bound)
     if found.kind == "absent":
         return _FITS  # said where it is imported or read
-    if shape is None or shape.parameters is None:
+    if shape is None or shape.parameters is None or found.kind == "unresolved":
         return Judgement(UNRESOLVED, do=f"the parameters of {use.place} can't be told from source")
     keywords = tuple(name for name in use.call.keywords if name != dropped)
     implicit = int(found.kind == "class" or shape is not found.shape)
