@@ -209,6 +209,29 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(runs: Sequence[Run]) -> str:
+    """The runs in few lines: a release a row, the largest error per speculators."""
+    errors = {
+        (run.release, run.speculators): f"{run.report['largest_error']:.1e}" if run.ok else "FAILED"
+        for run in runs
+    }
+    lines = [
+        row(["vLLM", *(f"speculators {version}" for version in environments.SPECULATORS)]),
+        row(["---"] * (1 + len(environments.SPECULATORS))),
+    ]
+    for release in dict.fromkeys(run.release for run in runs):
+        seen = [errors.get((release, version), "") for version in environments.SPECULATORS]
+        lines.append(row([release, *seen]))
+    return "\n".join(lines) + "\n"
+
+
+def update_readme(runs: Sequence[Run], readme: Path = CHECKOUT / "README.md") -> None:
+    """Put the summary between the two marks in the README."""
+    before, mark, rest = readme.read_text().partition("<!-- matrix -->\n")
+    _, end, after = rest.partition("<!-- end of matrix -->\n")
+    readme.write_text(before + mark + summary(runs) + end + after)
+
+
 def row(cells: Iterable[str]) -> str:
     """One line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
