@@ -189,6 +189,23 @@ def test_a_name_that_moved_and_that_we_put_back_is_adapted(tree: Trees, tmp_path
     assert (row.verdict, row.shim) == ("ADAPTED", "kv_planning_names")
 
 
+def test_a_misspelt_engine_argument_of_llm_is_told(tree: Trees, tmp_path: Path) -> None:
+    shutil.copytree(tree().folder / "vllm", tmp_path / "vllm")
+    (tmp_path / "vllm" / "entrypoints").mkdir()
+    (tmp_path / "vllm" / "entrypoints" / "__init__.py").touch()
+    (tmp_path / "vllm" / "entrypoints" / "llm.py").write_text(
+        "class LLM:\n    def __init__(self, model, *, seed=0, **kwargs): ...\n"
+    )
+    text = "from vllm.entrypoints.llm import LLM\nLLM('m', max_model_len=8, seed=1{})\n"
+    good = check([script(tmp_path, text.format(""))], vllm=tmp_path, speculators=tree().folder)
+    assert good.exit_status == 0
+    mine = script(tmp_path, text.format(", gpu_memory_utilisation=1"))
+    bad = check([mine], vllm=tmp_path, speculators=tree().folder)
+    (row,) = [row for row in bad.rows if row.name == "LLM"]
+    assert "unexpected keyword argument 'gpu_memory_utilisation'" in row.do[0]
+    assert "pass gpu_memory_utilization" in row.do[0]
+
+
 def test_what_cannot_be_told_ends_with_two(tree: Trees, tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     shutil.copytree(tree().folder / "vllm", tmp_path / "vllm", dirs_exist_ok=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import zipfile
 from functools import lru_cache
 from pathlib import Path
 
 from specvllm_compat.outline import FORMAT, Outline, outline
+
+_DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 
 
 class Files:
@@ -24,6 +27,7 @@ class Files:
         self.location, self.package, self._kept = location, package, kept
         self._wheel = zipfile.ZipFile(location) if location.is_file() else None
         self._inside = set(self._wheel.namelist()) if self._wheel else set()
+        self._defined: dict[str, frozenset[str]] = {}  # path -> top-level functions and classes
 
     def has(self, path: str) -> bool:
         """There is such a file."""
@@ -49,6 +53,16 @@ class Files:
                 for path in (self.location / under).rglob("*.py")
             ]
         return sorted(found, key=lambda path: (path.count("/"), path))
+
+    def defining(self, name: str, under: str = "") -> list[str]:
+        """The files below a folder that define a top-level function or class."""
+        found = []
+        for path in self.paths(under):
+            if path not in self._defined:
+                self._defined[path] = frozenset(_DEFINED.findall(self.text(path)))
+            if name in self._defined[path]:
+                found.append(path)
+        return found
 
     def outline(self, path: str, module: str) -> Outline:
         """The file's outline. Raises SyntaxError or ValueError if it is not Python."""

@@ -107,12 +107,12 @@ class SourceLens:
         package = near.split(".", maxsplit=1)[0]
         files = self.files(package)
         folder = near.replace(".", "/").partition("/")[2].rpartition("/")[0]
-        defined = re.compile(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", re.MULTILINE)
         while files is not None:
-            found = [path for path in files.paths(folder) if defined.search(files.text(path))]
-            if found or not folder:
+            if found := files.defining(name, folder):
                 modules = [p.removesuffix(".py").removesuffix("/__init__") for p in found]
                 return [f"{package}.{m.replace('/', '.')}" for m in modules if m != "__init__"]
+            if not folder:
+                break
             folder = folder.rpartition("/")[0]
         return []
 

@@ -22,6 +22,9 @@ class Judgement:
 
 _FITS = Judgement(FITS)
 
+# What these do with keywords that they don't name: they hand them on to another constructor.
+_HANDS_ON = {"vllm.entrypoints.llm:LLM": "vllm.engine.arg_utils:EngineArgs"}
+
 
 def judge(use: Use, lens: Reading, dropped: str = "") -> Judgement:
     """Judge one use. ``dropped``: a keyword that somebody takes away on the way."""
@@ -48,6 +51,11 @@ def _judge(use: Use, lens: Reading, dropped: str) -> Judgement:  # noqa: PLR0911
     keywords = tuple(name for name in use.call.keywords if name != dropped)
     implicit = int(found.kind == "class" or shape is not found.shape)
     wrong = misfits(shape, replace(use.call, keywords=keywords), implicit=implicit)
+    if not wrong and shape.any_keyword and found.home in _HANDS_ON:
+        found = lens.look(_HANDS_ON[found.home])
+        further = tuple(name for name in keywords if name not in shape.parameters)
+        shape = found.shape or shape
+        wrong = misfits(shape, Call(keywords=further)) if found.shape else []
     if not wrong:
         return _FITS
     kind, words = wrong[0]
