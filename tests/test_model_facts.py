@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from specvllm_compat.contract import SourceLens
-from specvllm_compat.preflight.model_facts import model_facts
+from specvllm_compat.preflight.model_facts import model_facts, read_config
 
 REGISTRY = """
 _TEXT_GENERATION_MODELS = {
@@ -42,7 +42,8 @@ def facts(tmp_path: Path) -> Facts:
     ) -> tuple[dict[str, str], list[str]]:
         whole = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, **config}
         (tmp_path / "config.json").write_text(json.dumps(whole))
-        return model_facts(tmp_path, SourceLens({"vllm": tmp_path / "vllm"}), layer_ids, length)
+        config = read_config(tmp_path)
+        return model_facts(config, SourceLens({"vllm": tmp_path / "vllm"}), layer_ids, length)
 
     return told
 

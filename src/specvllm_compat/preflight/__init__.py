@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specvllm_compat.preflight.locate import CannotTell, package_at
+from specvllm_compat.preflight.model_facts import model_facts, read_config
 from specvllm_compat.preflight.report import (
     Report,
     check_consumer,
@@ -54,6 +55,7 @@ def _check(  # noqa: PLR0917
     length: int,
 ) -> Report:
     texts = [(path, _script(path)) for path in scripts]
+    config = read_config(model) if model else None
     given = {"vllm": vllm, "speculators": speculators}
     roots = {name: package_at(path, name) for name, path in given.items() if path}
     lens = SourceLens(roots, kept=True)
@@ -74,10 +76,8 @@ def _check(  # noqa: PLR0917
         from specvllm_compat.preflight.environment import environment_facts
 
         report.notes += environment_facts(releases)
-    if model:
-        from specvllm_compat.preflight.model_facts import model_facts
-
-        report.model, wrong = model_facts(model, lens, layer_ids, length)
+    if config is not None:
+        report.model, wrong = model_facts(config, lens, layer_ids, length)
         report.problems += wrong
     return report
 
@@ -85,7 +85,9 @@ def _check(  # noqa: PLR0917
 def _script(path: Path) -> str:
     if not path.is_file():
         raise CannotTell(f"{path} is no file")
-    return path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    read_uses(text, path.name, SourceLens(), ())  # before anything else is read
+    return text
 
 
 def _read_scripts(report: Report, texts: Sequence[tuple[Path, str]], lens: SourceLens) -> None:

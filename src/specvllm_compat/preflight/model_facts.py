@@ -26,18 +26,12 @@ _V2_RUNNER = has("vllm.config.vllm:VllmConfig.use_v2_model_runner")
 
 
 def model_facts(
-    folder: Path, lens: SourceLens, layer_ids: Sequence[int] | None, length: int
+    config: dict[str, Any], lens: SourceLens, layer_ids: Sequence[int] | None, length: int
 ) -> tuple[dict[str, str], list[str]]:
-    """Facts by name, and what cannot work.
-
-    Raises:
-        CannotTell: there is no config.json that tells an architecture and a number of layers.
-    """
-    config = _config(folder)
+    """Facts by name, and what cannot work. ``config`` is one that `read_config` gave."""
     architecture = config["architectures"][0]
     text, nested = _text_config(config)
-    layers = _whole(text, _LAYERS, folder)
-    hidden = _whole(text, _WIDTH, folder)
+    layers, hidden = _whole(text, _LAYERS), _whole(text, _WIDTH)
     names, registered = _families(architecture, lens)
     facts = {
         "architecture": architecture,
@@ -71,7 +65,12 @@ def model_facts(
     return facts, problems
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model's folder.
+
+    Raises:
+        CannotTell: there is none, or it tells no architecture, number of layers, or width.
+    """
     path = folder / "config.json" if folder.is_dir() else folder
     if not path.is_file():
         raise CannotTell(f"{folder} holds no config.json: name the folder of a model")
@@ -82,6 +81,11 @@ def _config(folder: Path) -> dict[str, Any]:
     found = config.get("architectures") if isinstance(config, dict) else None
     if not (isinstance(found, list) and found and isinstance(found[0], str)):
         raise CannotTell(f"{path} names no architecture")
+    try:
+        for names in (_LAYERS, _WIDTH):
+            _whole(_text_config(config)[0], names)
+    except ValueError as error:
+        raise CannotTell(f"{path} {error}") from None
     return config
 
 
@@ -98,10 +102,10 @@ def _text_config(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return inner, ".".join(where)
 
 
-def _whole(config: dict[str, Any], names: tuple[str, ...], folder: Path) -> int:
+def _whole(config: dict[str, Any], names: tuple[str, ...]) -> int:
     value = next((config[name] for name in names if name in config), None)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CannotTell(f"the config of {folder} has no {names[0]} that is a number")
+        raise ValueError(f"has no {names[0]} that is a number")
     return value
 
 
