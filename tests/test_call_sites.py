@@ -125,6 +125,8 @@ def errors(script: str, lens: SourceLens) -> list[str]:
         "from acme import Base\ndef f(*a, **k):\n    return Base(*a, **k)",
         "from acme.things import Stored, Wrong\nStored('a', block=1)\nWrong(1)",
         "from acme.things import Prompt\nPrompt(text='')",
+        "from acme import things as t\nt.__file__\nt.Fields(1, 2)",
+        "import acme\nacme.__version__",
         "from acme.things import Colour\nColour(1).value\nColour.RED",
         "from acme.things import thing\nthing.run(1)\nthing.__class__",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from acme import Gone",

@@ -126,6 +126,8 @@ class SourceLens:
         first, *rest = qualname.split(".")
         binding, lazy = outline["names"].get(first), False
         if binding is None:
+            if first.startswith("__") and first.endswith("__"):
+                return Finding("value", Shape(), place, lazy=True)  # every module has some
             if starred := self._starred(outline, first):
                 return self.look(f"{starred}:{qualname}")
             if self.path(f"{module}.{first}"):

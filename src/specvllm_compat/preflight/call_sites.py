@@ -177,6 +177,7 @@ class _Reader:
                 found = self._lens.look(known)
                 gives = found.gives if found.kind == "value" else ""
                 whole = self._given(gives, key, declared=True)
+                known = found.home if found.kind == "module" else known
                 self._bind(key, whole or _Value(known, key))
             self._add("import", place, name, node)
 
