@@ -1,4 +1,4 @@
-"""Sessions: lint, ring0, demo, vllm(release, speculators), matrix, matrix_all.
+"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all.
 
 The environments are those of tests/real_vllm/environments.toml, cached in the user's cache folder.
 """
@@ -57,6 +57,13 @@ def ring0(session: nox.Session) -> None:
     run = real.pytest(environments.NEWEST, None, arguments)
     if not run.ok:
         session.error(run.line())
+
+
+@nox.session
+def record(session: nox.Session) -> None:
+    """nox -s record -- 0.34.0: the fossils of these versions, wheels or folders; the table."""
+    for script, arguments in (("record_fossil", session.posargs), ("support_table", [])):
+        session.run(sys.executable, f"tests/{script}.py", *arguments, external=True)
 
 
 @nox.session

@@ -23,14 +23,23 @@ LONGEST = 340
 # Module -> own modules (and those below them) that it may import at the top, inside functions
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "_tripwire": (set(), set()),
-    "contract": (set(), set()),
+    "shape": (set(), set()),
+    "outline": (set(), set()),
+    "files": ({"outline"}, set()),
+    "bindings": ({"outline", "shape"}, set()),
+    "source": ({"bindings", "files", "outline", "shape"}, set()),
+    "contract": ({"shape", "source"}, set()),
     "shim": ({"contract"}, set()),
     "engine_args": ({"contract", "shim"}, set()),
     "engine": ({"engine"}, {"engine"}),
     "shims": ({"contract", "shim", "engine_args", "shims"}, {"engine"}),
     "installer": ({"contract", "shim", "shims"}, set()),
+    "preflight": (
+        {"contract", "outline", "preflight", "shape", "shim", "shims", "source"},
+        {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
+    ),
 }
-THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"shim"}}
+THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
 
 
 def parse(name: str) -> ast.Module:

@@ -1,4 +1,4 @@
-"""The ``specvllm-compat`` command: ``status`` and ``explain``."""
+"""The ``specvllm-compat`` command: ``check``, ``status`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -9,22 +9,52 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 1 if a seam cannot work, else 0."""
+    """Run the command; the exit status is 1 if a seam cannot work, 2 if that can't be told."""
     parser = argparse.ArgumentParser(prog="specvllm-compat", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="find what does not fit, without importing vLLM")
+    check.add_argument("script", nargs="*", type=Path, help="scripts that use vLLM or speculators")
+    check.add_argument("--vllm", type=Path, metavar="DIR_OR_WHEEL", help="instead of the installed")
+    check.add_argument("--speculators", type=Path, metavar="DIR_OR_WHEEL", help="likewise")
+    check.add_argument("--model", type=Path, metavar="DIR", help="a folder with a config.json")
+    check.add_argument("--layer-ids", type=int, nargs="+", metavar="ID", help="of the generator")
+    check.add_argument("--length", type=int, default=2048, help="tokens per sample, for its size")
+    check.add_argument("--json", action="store_true", help="print JSON instead of a table")
     status = commands.add_parser("status", help="import the generator, show what was adapted")
     status.add_argument("--json", action="store_true", help="print JSON instead of a table")
     explain = commands.add_parser("explain", help="why a shim exists, and when it can go")
     explain.add_argument("shim", nargs="?", help="a name from `status`; all of them if left out")
     options = parser.parse_args(arguments)
+    if options.command == "check":
+        return _check(options)
     if options.command == "status":
         return _status(as_json=options.json)
     return _explain(options.shim)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from specvllm_compat.preflight import CannotTell, check, text
+
+    try:
+        report = check(
+            options.script,
+            vllm=options.vllm,
+            speculators=options.speculators,
+            model=options.model,
+            layer_ids=options.layer_ids,
+            length=options.length,
+        )
+    except CannotTell as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(text.as_json(report) if options.json else text.as_text(report))
+    return report.exit_status
 
 
 def _status(*, as_json: bool) -> int:

