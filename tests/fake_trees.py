@@ -121,7 +121,7 @@ def vllm_files(release: Vllm) -> dict[str, str]:
         "engine/__init__.py": "",
         "engine/arg_utils.py": _ARG_UTILS,
         "model_executor/__init__.py": "",
-        "model_executor/models/__init__.py": "",
+        "model_executor/models/__init__.py": "class ModelRegistry:\n    models = {}\n",
         "model_executor/models/interfaces.py": "def supports_eagle3(model):\n    return True\n",
         "sampling_params.py": _SAMPLING_PARAMS,
         "sequence.py": "class IntermediateTensors:\n    pass\n",
@@ -158,6 +158,7 @@ from dataclasses import InitVar, dataclass, field
 
 @dataclass
 class ModelConfig:
+    architectures: tuple[str, ...] = ("LlamaForCausalLM",)
     model: str = ""
     tokenizer: str = ""
     trust_remote_code: bool = False

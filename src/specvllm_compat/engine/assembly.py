@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from specvllm_compat.engine import capture
 from specvllm_compat.engine.capture import Description, Step
-from specvllm_compat.engine.families import CaptureError, refuse_architecture
+from specvllm_compat.engine.families import CaptureError
 
 log = logging.getLogger("specvllm_compat")
 
@@ -35,7 +35,6 @@ class Engine:
             built.append(Executor.get_class(config)(config))
             return built[0]
 
-        refuse_architecture(vllm_config.model_config)
         self.vllm_config = vllm_config
         self.broken: str | None = None
         try:

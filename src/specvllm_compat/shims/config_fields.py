@@ -34,6 +34,7 @@ def from_engine_args(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
             "that captured rows could be attributed by"
         )
 
+    from specvllm_compat.engine.families import refuse_architecture
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -54,6 +55,7 @@ def from_engine_args(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
         **chosen,
     }
     config = EngineArgs(**settings).create_engine_config(UsageContext.LLM_CLASS)
+    refuse_architecture(config.model_config)  # before its weights are loaded
     _make_room_for_the_sampled_token(config)
     return config
 
