@@ -90,6 +90,8 @@ PACKAGE = {
     """,
     "lazy.py": "class Late:\n    def __init__(self, x): ...\n",
     "moved.py": "def wanderer(a): ...\n",
+    "one.py": "from .other import *\ndef here(): ...\n",
+    "other.py": "from .one import *\n",
 }
 
 
@@ -127,6 +129,7 @@ def errors(script: str, lens: SourceLens) -> list[str]:
         "from acme.things import Prompt\nPrompt(text='')",
         "from acme import things as t\nt.__file__\nt.Fields(1, 2)",
         "import acme\nacme.__version__",
+        "from acme.other import here\nhere()",
         "from acme.things import Colour\nColour(1).value\nColour.RED",
         "from acme.things import thing\nthing.run(1)\nthing.__class__",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from acme import Gone",
@@ -167,6 +170,10 @@ def test_a_script_that_works_is_not_accused(script: str, acme: SourceLens) -> No
         (
             "from acme.base import wanderer",
             "ImportError: cannot import name 'wanderer' from 'acme.base'",
+        ),
+        (
+            "from acme.one import nothing",
+            "ImportError: cannot import name 'nothing' from 'acme.one'",
         ),
         ("import acme.nowhere.deep", "ModuleNotFoundError: No module named 'acme.nowhere'"),
         (

@@ -143,16 +143,19 @@ class SourceLens:
             return Finding("unresolved", found.shape)
         return replace(found, lazy=True) if lazy else found
 
-    def _starred(self, outline: Outline, name: str) -> str | None:
+    def _starred(
+        self, outline: Outline, name: str, seen: frozenset[str] = frozenset()
+    ) -> str | None:
+        """The module that a name comes from by a star import."""
         for module in reversed(outline["stars"]):
-            inner = self.outline(module)
+            inner = None if module in seen else self.outline(module)
             if inner is None:
                 continue
             public = inner["all"]
             if (name in public) if public is not None else not name.startswith("_"):
                 if name in inner["names"]:
                     return str(module)
-                if deeper := self._starred(inner, name):
+                if deeper := self._starred(inner, name, seen | {module}):
                     return deeper
         return None
 

@@ -42,6 +42,8 @@ def check(
         return _check(scripts, vllm, speculators, model, layer_ids, length)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise CannotTell(f"a file can't be read: {error}") from None
+    except RecursionError:
+        raise CannotTell("a file of a package is nested too deeply to be read") from None
     except SyntaxError as error:
         raise CannotTell(f"a file of a package is not Python: {error}") from None
 
