@@ -59,7 +59,7 @@ def test_transformers_5_with_a_new_pydantic_is_told(tmp_path: Path) -> None:
 def test_a_plugin_list_without_us_is_told(tmp_path: Path, allowed: str) -> None:
     (said,) = facts(tmp_path, VLLM_PLUGINS=allowed)
     wanted = "mine,specvllm_compat" if allowed else "specvllm_compat"
-    assert f"set VLLM_PLUGINS={wanted!r}" in said
+    assert f"Set VLLM_PLUGINS={wanted!r}" in said
 
 
 def test_a_cpu_release_that_needs_a_preload_is_told(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "shims": ({"contract", "shim", "engine_args", "shims"}, {"engine"}),
     "installer": ({"contract", "shim", "shims"}, set()),
     "preflight": (
-        {"contract", "outline", "preflight", "shape", "shim", "shims", "source"},
+        {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
 }

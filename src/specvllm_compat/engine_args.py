@@ -1,4 +1,4 @@
-"""Engine arguments of the user's choice: from ``configure()`` or ``SPECVLLM_ENGINE_ARGS``."""
+"""What the user's settings say: ``configure()``, ``SPECVLLM_ENGINE_ARGS``, ``VLLM_PLUGINS``."""
 
 from __future__ import annotations
 
@@ -63,3 +63,16 @@ def _check(given: Mapping[str, Any], origin: str) -> None:
         allowed, why = _FIXED.get(name, (None, ""))
         if allowed is not None and value not in allowed:
             raise ValueError(f"{origin}: {name}={value!r} is not possible: {why}")
+
+
+def workers_left_out(variables: Mapping[str, str]) -> str | None:
+    """A sentence if ``VLLM_PLUGINS`` keeps vLLM from loading us in its worker processes."""
+    allowed = variables.get("VLLM_PLUGINS")
+    if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
+        return None
+    wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
+    return (
+        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker "
+        "processes, which would then capture nothing, or wrongly. "
+        f"Set VLLM_PLUGINS={wanted!r}, or unset it."
+    )

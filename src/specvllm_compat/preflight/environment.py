@@ -11,6 +11,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
+from specvllm_compat.engine_args import workers_left_out
 from specvllm_compat.shim import Release
 
 _PREBUILT = ("torchvision", "torchaudio")  # compiled against one torch
@@ -56,7 +57,7 @@ def environment_facts(
         *_pins(path),
         *_prebuilt(path),
         *_transformers(path),
-        *_plugins(told),
+        *filter(None, [workers_left_out(told)]),
         *_preloads(releases, told, path),
     ]
 
@@ -117,17 +118,6 @@ def _transformers(path: tuple[str, ...]) -> Iterator[str]:
             f"transformers {transformers[0]} with pydantic {pydantic[0]}: import specvllm_compat "
             "before speculators, whose own import fails with them"
         )
-
-
-def _plugins(told: Mapping[str, str]) -> Iterator[str]:
-    allowed = told.get("VLLM_PLUGINS")
-    if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
-        return
-    wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
-    yield (
-        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its workers: "
-        f"set VLLM_PLUGINS={wanted!r}, or unset it"
-    )
 
 
 def _preloads(

@@ -27,7 +27,8 @@ def from_engine_args(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
     asked = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     chosen = engine_args.current()
     _check_layer_ids(instance.layer_ids)
-    _check_workers()
+    if (text := engine_args.workers_left_out(os.environ)) is not None:
+        raise ValueError(text)
     if os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
         raise ValueError(
             "VLLM_USE_V2_MODEL_RUNNER must be unset or 0: the V2 model runner keeps no batch order "
@@ -69,19 +70,6 @@ def _make_room_for_the_sampled_token(config: Any) -> None:
     config.model_config.max_model_len += 1
     if hasattr(config.scheduler_config, "max_model_len"):  # its own copy, gone since 0.12.0
         config.scheduler_config.max_model_len = config.model_config.max_model_len
-
-
-def _check_workers() -> None:
-    """Refuse a ``VLLM_PLUGINS`` that keeps vLLM from loading us in its worker processes."""
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is None or "specvllm_compat" in [name.strip() for name in allowed.split(",")]:
-        return
-    wanted = ",".join(filter(None, [allowed, "specvllm_compat"]))
-    raise ValueError(
-        f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading specvllm_compat in its worker "
-        "processes, which would then capture nothing, or wrongly. "
-        f"Set VLLM_PLUGINS={wanted!r}, or unset it."
-    )
 
 
 def _check_layer_ids(layer_ids: Any) -> None:
