@@ -606,13 +606,34 @@ class VllmHiddenStatesGenerator:
 """
 
 
+def _auto_class(name: str) -> str:
+    """Answers with what it was asked; a path that starts with ``nested`` has a nested config."""
+    return f"""
+import types
+
+class {name}:
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *inputs, **kwargs):
+        asked = types.SimpleNamespace(path=pretrained_model_name_or_path, **kwargs)
+        if asked.path.startswith("nested"):
+            layers = types.SimpleNamespace(num_hidden_layers=28)
+            return types.SimpleNamespace(thinker_config=types.SimpleNamespace(text_config=layers))
+        return asked
+"""
+
+
 def transformers_files(version: str) -> dict[str, str]:
     """The files of ``transformers``."""
     major, minor = (int(part) for part in version.split(".")[:2])
     files = {
         "__init__.py": f"__version__ = {version!r}\n"
         "from .configuration_utils import PretrainedConfig\n"
-        "class AutoConfig: ...\nclass AutoTokenizer: ...\n",
+        "from .models.auto.configuration_auto import AutoConfig\n"
+        "from .models.auto.tokenization_auto import AutoTokenizer\n",
+        "models/__init__.py": "",
+        "models/auto/__init__.py": "",
+        "models/auto/configuration_auto.py": _auto_class("AutoConfig"),
+        "models/auto/tokenization_auto.py": _auto_class("AutoTokenizer"),
         "configuration_utils.py": _CONFIGURATION_4 if major < 5 else _CONFIGURATION_5,
     }
     if (major, minor) < (5, 24):

@@ -75,6 +75,17 @@ class Shim:
         return tuple(dict.fromkeys(n for era in self.eras for n in (*era.adapt, *era.provide)))
 
 
+class Replacing:
+    """An object with some attributes replaced; everything else is its own."""
+
+    def __init__(self, own: Any, **replaced: Any) -> None:
+        self._own = own
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
 @dataclass(frozen=True)
 class Release:
     """An installed version. Untrusted (nightlies, git builds, "dev"): its number is a guess."""

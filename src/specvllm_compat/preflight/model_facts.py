@@ -41,11 +41,6 @@ def model_facts(
         "capture": _capture(names),
     }
     problems = _unreadable(names, architecture)
-    if nested and nested != "text_config":
-        problems.append(
-            f"speculators looks for num_hidden_layers in the config and in text_config, not in "
-            f"{nested}: it cannot tell the number of layers"
-        )
     ids, wrong = _layer_ids(layers, layer_ids)
     problems += wrong
     facts["layer ids"] = (
@@ -173,11 +168,7 @@ def _traits(
     if text.get("kv_lora_rank"):
         yield "MLA", "yes"
     if config.get("auto_map"):
-        yield (
-            "trust_remote_code",
-            "needed. speculators loads the tokenizer without it: register one, or use a model "
-            "folder whose tokenizer needs no code",
-        )
+        yield "trust_remote_code", "needed: config, tokenizer and engine are loaded with it"
     if _V2_RUNNER.holds(lens):
         yield "model runner", "V1: VLLM_USE_V2_MODEL_RUNNER=0 is set, since V2 keeps no batch order"
 
@@ -205,6 +196,11 @@ def _alone(
     """What speculators without us would do wrong with this model."""
     from specvllm_compat.engine.families import HIDDEN_IS_FULL
 
+    if config.get("auto_map"):
+        yield "loads the tokenizer without trust_remote_code: fails if it has code of its own"
+    nested = _text_config(config)[1]
+    if nested not in ("", "text_config"):
+        yield f"finds no number of layers, which is in {nested}: fails"
     if text.get("llama_4_scaling"):
         yield "drops llama_4_scaling: wrong states at long positions, without an error"
     if _deepstack(config):

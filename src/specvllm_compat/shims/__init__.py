@@ -11,6 +11,7 @@ from specvllm_compat.shims import (
     device_memory,
     generate,
     kv_cache_config,
+    model_files,
     moved_names,
     two_phase,
 )
@@ -23,6 +24,7 @@ CATALOG: dict[str, Shim] = {
     "annotations": moved_names.ANNOTATIONS,
     "hashing_module": moved_names.HASHING,
     "kv_planning_names": moved_names.KV_PLANNING,
+    "model_files": model_files.SHIM,
     "config_fields": config_fields.SHIM,
     "two_phase": two_phase.SHIM,
     "kv_cache_config": kv_cache_config.SHIM,

@@ -11,18 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from specvllm_compat.contract import has
-from specvllm_compat.shim import Era, Shim, Upstream
-
-
-class _Without:
-    """A module with some attributes replaced; everything else is the module's own."""
-
-    def __init__(self, module: Any, **replaced: Any) -> None:
-        self._module = module
-        vars(self).update(replaced)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+from specvllm_compat.shim import Era, Replacing, Shim, Upstream
 
 
 def nothing_free(*_: Any) -> tuple[int, int]:
@@ -35,7 +24,7 @@ def torch_without_memory_query(module: ModuleType) -> Any:
     torch = module.torch
     if hasattr(module, "mem_get_info"):
         return torch
-    return _Without(torch, cuda=_Without(torch.cuda, mem_get_info=nothing_free))
+    return Replacing(torch, cuda=Replacing(torch.cuda, mem_get_info=nothing_free))
 
 
 SHIM = Shim(
