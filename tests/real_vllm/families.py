@@ -61,11 +61,21 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma2": Family(
         model_type="gemma2",
-        config={"head_dim": 64, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 32},
+        config={
+            "head_dim": 64,
+            "hidden_act": "gelu_pytorch_tanh",
+            "sliding_window": 32,
+            "tie_word_embeddings": True,
+        },
     ),
     "gemma3": Family(
         model_type="gemma3_text",
-        config={"head_dim": 64, "sliding_window": 32, "sliding_window_pattern": 2},
+        config={
+            "head_dim": 64,
+            "sliding_window": 32,
+            "sliding_window_pattern": 2,
+            "tie_word_embeddings": True,
+        },
     ),
     "phi3": Family(model_type="phi3"),
     "granite": Family(
