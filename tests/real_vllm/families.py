@@ -92,7 +92,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "olmo2": Family(model_type="olmo2"),
-    "gpt_neox": Family(model_type="gpt_neox", config={"rotary_pct": 1.0}),
+    "gpt_neox": Family(model_type="gpt_neox", config={"rotary_pct": 1.0, "num_key_value_heads": 4}),
     "falcon": Family(
         model_type="falcon",
         config={"alibi": False, "new_decoder_architecture": False, "parallel_attn": True},
