@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 import pytest
 
 pytest.register_assert_rewrite("oracle")
+
+# Code of models goes here instead of the user's cache; transformers reads it when it is imported.
+MODULES = tempfile.TemporaryDirectory()
+os.environ["HF_MODULES_CACHE"] = MODULES.name
 
 MISSING = [name for name in ("vllm", "speculators") if importlib.util.find_spec(name) is None]
 if MISSING:

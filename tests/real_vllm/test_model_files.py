@@ -22,7 +22,6 @@ def test_a_tokenizer_with_code_of_its_own_is_loaded(
     small_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0)  # asks nobody
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / "own"
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
