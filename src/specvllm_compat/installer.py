@@ -13,19 +13,15 @@ from typing import Any
 import wrapt
 from specvllm_compat.contract import LiveLens
 from specvllm_compat.shim import (
-    ADAPTED,
     BROKEN,
-    NATIVE,
-    UNSUPPORTED,
     WAITING,
     Adapter,
     Release,
     Shim,
     UnsupportedVllm,
-    choose,
+    decide,
     installed,
     log,
-    refusal,
 )
 from specvllm_compat.shims import CATALOG, FLOOR, consumer_gone
 
@@ -120,22 +116,20 @@ def _hook(session: Session, name: str, shim: Shim) -> Callable[[ModuleType], Non
 def _apply(session: Session, shim: Shim, module: ModuleType, entry: Entry) -> None:
     lens = LiveLens()
     release = session.release(shim.provider)
-    era, remark = choose(shim, lens, release)
-    too_old = shim.provider == "vllm" and release.trusted and release.number < FLOOR
-    if too_old or era is None:
-        entry.verdict = UNSUPPORTED
-        text = refusal(entry.shim, shim, lens, release, FLOOR if too_old else None)
-        log.error("%s", text)
-        _refuse(session, shim, module, entry, text)
+    verdict, era, words = decide(entry.shim, shim, lens, release, FLOOR)
+    if era is None:
+        entry.verdict = verdict
+        log.error("%s", words)
+        _refuse(session, shim, module, entry, words)
         return
-    if remark:
-        log.log(WARNING if release.trusted else INFO, "%s: %s", entry.shim, remark)
+    if words:
+        log.log(WARNING if release.trusted else INFO, "%s: %s", entry.shim, words)
     for qualname, adapter in era.adapt.items():
         if _reachable(module, qualname):  # the releases of the consumer differ in their seams
             entry.undo.append(_wrap(session, module, qualname, adapter))
     for attribute, provider in era.provide.items():
         entry.undo.append(_put(module, attribute, provider(module)))
-    entry.verdict, entry.era = (NATIVE if era.native else ADAPTED), era.since
+    entry.verdict, entry.era = verdict, era.since
     log.log(DEBUG if era.native else INFO, "%s: %s, era %s", entry.shim, entry.verdict, era.since)
 
 

@@ -189,6 +189,20 @@ def refusal(
     )
 
 
+def decide(
+    name: str, shim: Shim, lens: Lens, release: Release, floor: tuple[int, ...]
+) -> tuple[str, Era | None, str]:
+    """The verdict, the era, and what there is to say: why it is refused, or `choose`'s remark.
+
+    ``floor``: the oldest vLLM that is supported; a version that is only a guess is not held to it.
+    """
+    too_old = shim.provider == "vllm" and release.trusted and release.number < floor
+    era, remark = choose(shim, lens, release)
+    if too_old or era is None:
+        return UNSUPPORTED, None, refusal(name, shim, lens, release, floor if too_old else None)
+    return (NATIVE if era.native else ADAPTED), era, remark
+
+
 def dropping(name: str) -> Adapter:
     """Call without this keyword."""
 

@@ -17,8 +17,7 @@ from specvllm_compat.shim import (
     Era,
     Release,
     Shim,
-    choose,
-    refusal,
+    decide,
 )
 from specvllm_compat.shims import CATALOG, FLOOR, GENERATOR
 from specvllm_compat.source import SourceLens
@@ -89,13 +88,8 @@ def verdicts(lens: Reading, releases: dict[str, Release]) -> list[Chosen]:
 
 
 def _chosen(name: str, shim: Shim, lens: Reading, release: Release) -> Chosen:
-    too_old = shim.provider == "vllm" and release.trusted and release.number < FLOOR
-    era, remark = choose(shim, lens, release)
-    if too_old or era is None:
-        words = refusal(name, shim, lens, release, FLOOR if too_old else None)
-        return Chosen(name=name, shim=shim, era=None, verdict=UNSUPPORTED, words=words)
-    verdict = NATIVE if era.native else ADAPTED
-    return Chosen(name=name, shim=shim, era=era, verdict=verdict, words=remark)
+    verdict, era, words = decide(name, shim, lens, release, FLOOR)
+    return Chosen(name=name, shim=shim, era=era, verdict=verdict, words=words)
 
 
 def consumer_modules(lens: SourceLens) -> list[tuple[str, str]]:
