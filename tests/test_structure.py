@@ -131,13 +131,14 @@ def test_no_path_of_a_machine_is_written_down(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_is_swallowed_and_nothing_is_printed(name: str) -> None:
+def test_nothing_is_swallowed_and_only_commands_print(name: str) -> None:
+    speaks = name == f"{OWN}.cli" or name.endswith(".command")
     for node in ast.walk(parse(name)):
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"bare except in line {node.lineno}"
             assert not (len(node.body) == 1 and isinstance(node.body[0], ast.Pass)), node.lineno
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id != "print" or name == f"{OWN}.cli", f"print in line {node.lineno}"
+            assert node.func.id != "print" or speaks, f"print in line {node.lineno}"
 
 
 def test_vllm_finds_the_plugin_by_the_entry_point() -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 
 from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
 
+# Modules with commands of their own: ``add_to(commands)`` adds a parser whose default ``run`` takes
+# the parsed options and returns the exit status.
+COMMANDS: tuple[str, ...] = ()
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1 if a seam cannot work, 2 if that can't be told."""
@@ -26,16 +30,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("--layer-ids", type=int, nargs="+", metavar="ID", help="of the generator")
     check.add_argument("--length", type=int, default=2048, help="tokens per sample, for its size")
     check.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    check.set_defaults(run=_check)
     status = commands.add_parser("status", help="import the generator, show what was adapted")
     status.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    status.set_defaults(run=_status)
     explain = commands.add_parser("explain", help="why a shim exists, and when it can go")
     explain.add_argument("shim", nargs="?", help="a name from `status`; all of them if left out")
+    explain.set_defaults(run=_explain)
+    for module in COMMANDS:
+        importlib.import_module(module).add_to(commands)
     options = parser.parse_args(arguments)
-    if options.command == "check":
-        return _check(options)
-    if options.command == "status":
-        return _status(as_json=options.json)
-    return _explain(options.shim)
+    exit_status: int = options.run(options)
+    return exit_status
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -57,7 +63,7 @@ def _check(options: argparse.Namespace) -> int:
     return report.exit_status
 
 
-def _status(*, as_json: bool) -> int:
+def _status(options: argparse.Namespace) -> int:
     import specvllm_compat
     from specvllm_compat.shim import installed
 
@@ -71,7 +77,7 @@ def _status(*, as_json: bool) -> int:
     rows = specvllm_compat.status()
     versions = {name: installed(name).text for name in ("vllm", "speculators", "transformers")}
     versions["specvllm-compat"] = specvllm_compat.__version__
-    if as_json:
+    if options.json:
         shims = [{"shim": shim, "verdict": verdict, "era": era} for shim, verdict, era in rows]
         print(json.dumps({"versions": versions, "shims": shims, "error": error}, indent=2))
     else:
@@ -84,9 +90,10 @@ def _status(*, as_json: bool) -> int:
     return 1 if failed else 0
 
 
-def _explain(name: str | None) -> int:
+def _explain(options: argparse.Namespace) -> int:
     from specvllm_compat.shims import CATALOG
 
+    name = options.shim
     if name is not None and name not in CATALOG:
         print(f"no shim {name!r}; there are: {', '.join(CATALOG)}", file=sys.stderr)
         return 2
