@@ -15,7 +15,9 @@ import torch
 import transformers
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -100,10 +102,16 @@ def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     raise LookupError(f"{type(model).__name__} has no list of {wanted} decoder layers")
 
 
+def auto_class(config: Any) -> Any:
+    """What makes a model that writes text out of this config."""
+    in_text = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if in_text else AutoModelForImageTextToText
+
+
 @cache
 def huggingface(folder: Path) -> torch.nn.Module:
     """The Hugging Face model in ``folder``: float32, eager attention."""
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+    model: torch.nn.Module = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()
@@ -133,3 +141,9 @@ def reference(folder: Path, token_ids: list[int], layer_ids: list[int]) -> list[
     """Hugging Face's states of one prompt, one [tokens, hidden] tensor per requested layer."""
     states = every_layer(folder, tuple(token_ids))
     return [states[layer] for layer in layer_ids]
+
+
+def forget() -> None:
+    """Drop the models and states that are kept for further comparisons."""
+    huggingface.cache_clear()
+    every_layer.cache_clear()

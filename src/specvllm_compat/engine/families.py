@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the names of families are asked for where there is no torch
     import torch
 
-# The residual is in the hidden states already when these layers return both.
+# The first output of these layers is the whole state, and no residual is to be added to it. By the
+# file that defines them, or by the name of the class where a file has layers of both kinds.
 # https://github.com/vllm-project/vllm/tree/v0.32.0/vllm/model_executor/models (0.11.0 ... 0.33.0)
 HIDDEN_IS_FULL = frozenset(
-    ("exaone4", "granitemoehybrid", "hyperclovax", "minicpm", "muse_glimmer", "phimoe", "stablelm")
+    (
+        "cohere2_moe",
+        "cohere_compass",
+        "commandr",
+        "exaone4",
+        "granitemoehybrid",
+        "hyperclovax",
+        "minicpm",
+        "muse_glimmer",
+        "phimoe",
+        "stablelm",
+        "Molmo2DecoderNormAfterLayer",
+        "MolmoDecoderNormAfterLayer",
+        # Layers of Hugging Face: what they return further are attention weights or router logits.
+        "transformers",
+        "transformers_modules",
+    )
 )
 # Layers whose outputs are not the states: un-reduced across tensor-parallel ranks, or carried in
 # further tensors. By the folder or file that defines them.
@@ -90,5 +107,6 @@ def is_here(layer: torch.nn.Module) -> bool:
 
 
 def hidden_is_full(layer: torch.nn.Module) -> bool:
-    """True if the residual that the layer returns is in its hidden states already."""
-    return bool(HIDDEN_IS_FULL.intersection(type(layer).__module__.split(".")))
+    """True if nothing that the layer returns besides its hidden states is to be added to them."""
+    kind = type(layer)
+    return bool(HIDDEN_IS_FULL.intersection([kind.__name__, *kind.__module__.split(".")]))
