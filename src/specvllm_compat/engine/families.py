@@ -22,13 +22,13 @@ HIDDEN_IS_FULL = frozenset(
         "muse_glimmer",
         "phimoe",
         "stablelm",
+        "ChameleonSwinDecoderLayer",
         "Molmo2DecoderNormAfterLayer",
         "MolmoDecoderNormAfterLayer",
-        # Layers of Hugging Face: what they return further are attention weights or router logits.
-        "transformers",
-        "transformers_modules",
     )
 )
+# What layers of Hugging Face return besides their states: attention weights, router logits.
+HUGGING_FACE = ("transformers.", "transformers_modules.")
 # Layers whose outputs are not the states: un-reduced across tensor-parallel ranks, or carried in
 # further tensors. By the folder or file that defines them.
 UNREADABLE = frozenset(
@@ -37,9 +37,11 @@ UNREADABLE = frozenset(
         "deepseek_v32",
         "deepseek_v4",
         "deepseek_v41",
+        "glm5next",
         "inkling",
         "kimi_k3",
         "minimax_m3",
+        "muse_spark",
         "qwen4_exp",
     )
 )
@@ -109,4 +111,28 @@ def is_here(layer: torch.nn.Module) -> bool:
 def hidden_is_full(layer: torch.nn.Module) -> bool:
     """True if nothing that the layer returns besides its hidden states is to be added to them."""
     kind = type(layer)
+    if kind.__module__.startswith(HUGGING_FACE):
+        return True
+    # From 0.33.0 on, Cohere's experts leave the addition to the next norm if that can do it.
+    if getattr(layer, "uses_rms_norm", False):
+        return False
     return bool(HIDDEN_IS_FULL.intersection([kind.__name__, *kind.__module__.split(".")]))
+
+
+def summands(output: Any, full: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a layer put out: its hidden states, and the residual to be added to them, if any.
+
+    Raises:
+        CaptureError: the output has a form that is not known.
+    """
+    from torch import Tensor
+
+    hidden, *others = output if isinstance(output, tuple) else (output,)
+    residual, *further = [None] if full or not others else others
+    alike = isinstance(hidden, Tensor) and (
+        residual is None or (isinstance(residual, Tensor) and residual.shape == hidden.shape)
+    )
+    if not alike or any(isinstance(item, Tensor) for item in further):
+        form = [str(tuple(getattr(item, "shape", ())) or type(item)) for item in (hidden, *others)]
+        raise CaptureError(f"a decoder layer put out {', '.join(form)}: no form that is known")
+    return hidden, residual
