@@ -18,6 +18,7 @@ from specvllm_compat.engine.families import (
     hidden_is_full,
     is_here,
     refuse_layer,
+    summands,
 )
 from specvllm_compat.engine.transport import Segment, create
 
@@ -210,9 +211,8 @@ class Capture:
         def record(module: torch.nn.Module, args: Any, output: Any) -> None:
             if not self._rows:
                 return
-            hidden, residual = output[:2] if isinstance(output, tuple) else (output, None)
             try:
-                self._write(index, hidden, None if full else residual)
+                self._write(index, *summands(output, full))
             except CaptureError as error:  # raised when the states are asked for
                 self._error = self._error or str(error)
 
