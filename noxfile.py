@@ -1,4 +1,4 @@
-"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all.
+"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all, families.
 
 The environments are those of tests/real_vllm/environments.toml, cached in the user's cache folder.
 """
@@ -14,10 +14,12 @@ CHECKOUT = Path(__file__).parent
 sys.path.insert(0, str(CHECKOUT / "tests" / "real_vllm"))
 
 import environments  # noqa: E402
+import families_page  # noqa: E402
 import matrix as real  # noqa: E402
 
 # Tests that start engines of their own take minutes; `newest` runs them too.
 OWN_ENGINE = ["0.11.0", "0.16.0", "0.20.2", "0.28.0", "0.33.0"]
+FAMILY_RELEASES = ["0.12.0", "0.16.0", "0.20.2", "0.26.0", environments.NEWEST]
 LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging"]
 PAIRS = [
     (release, speculators)
@@ -108,11 +110,22 @@ def matrix_all(session: nox.Session) -> None:
 
 @nox.session
 def families(session: nox.Session) -> None:
-    """One engine per model family, on the releases named, or on five from the first to the last."""
-    releases = session.posargs or ["0.12.0", "0.16.0", "0.20.2", "0.26.0", environments.NEWEST]
-    last = environments.SPECULATORS[-1]
-    runs = [real.real_vllm(release, last, "-v", "-m", "families") for release in releases]
+    """Every model family, on the releases named, or on five, and then also into docs/families.md."""
+    releases = session.posargs or FAMILY_RELEASES
+    arguments = ["tests/real_vllm/test_families.py", "-k", "hugging_face"]
+    runs = [
+        real.pytest(
+            release,
+            environments.SPECULATORS[-1],
+            arguments,
+            beside=[environments.torchvision(release)],
+        )
+        for release in releases
+    ]
     print("\n".join(run.line() for run in runs))
+    if releases == FAMILY_RELEASES:
+        seen = {run.release: run.report.get("families", {}) for run in runs}
+        (CHECKOUT / "docs" / "families.md").write_text(families_page.page(seen))
     if not all(run.ok for run in runs):
         session.error("a run failed")
 

@@ -36,6 +36,7 @@ MAX_MODEL_LEN = 256
 ENGINE_ARGS = {"dtype": "float32", "max_num_batched_tokens": 128}
 STARTED = time.monotonic()
 OUTCOMES = {"passed": 0, "failed": 0, "skipped": 0}
+FAMILIES_SEEN: dict[str, Any] = {}
 
 
 def pytest_report_header() -> str:
@@ -117,6 +118,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
                 "verdicts": [[str(part) for part in row] for row in specvllm_compat.status()],
                 **TALLY.as_json(),
                 **OUTCOMES,
+                "families": FAMILIES_SEEN,
                 "exit_status": int(exitstatus),
                 "seconds": round(time.monotonic() - STARTED),
             },

@@ -105,6 +105,23 @@ def speculators(version: str) -> Path:
     return built(CACHE / f"speculators-{version}", build)
 
 
+def torchvision(release: str) -> Path:
+    """A folder to put on PYTHONPATH that holds the torchvision of this release's torch.
+
+    Nothing here calls its operators. What describes them to the compiler is left out: it would
+    fail to load where torch was built for the CPU and torchvision was not.
+    """
+    pins = PINS["releases"][release]
+    version = PINS["torchvision"][pins["torch"]]
+
+    def build(folder: Path) -> None:
+        target = ("--python-version", pins["python"], "--target", str(folder))
+        uv("pip", "install", "--quiet", "--no-deps", *target, f"torchvision=={version}")
+        (folder / "torchvision" / "_meta_registrations.py").write_text("")
+
+    return built(CACHE / f"torchvision-{version}-{pins['python']}", build)
+
+
 def environment(release: str) -> Environment:
     """Build or find the environment of one vLLM release."""
     pins, common = PINS["releases"][release], PINS["common"]

@@ -77,10 +77,13 @@ def site() -> Path:
 
 
 def variables(
-    environment: environments.Environment, speculators: str | None = None, **more: str
+    environment: environments.Environment,
+    speculators: str | None = None,
+    beside: Sequence[Path] = (),
+    **more: str,
 ) -> dict[str, str]:
     """``os.environ`` for a process in an environment, with this checkout on its path."""
-    folders = [site()]
+    folders = [site(), *beside]
     if speculators is not None:
         folders.append(environments.speculators(speculators))
     kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
@@ -112,9 +115,17 @@ def stream(
 
 
 def pytest(
-    release: str, speculators: str | None, arguments: Sequence[str], *, quiet: bool = False
+    release: str,
+    speculators: str | None,
+    arguments: Sequence[str],
+    *,
+    quiet: bool = False,
+    beside: Sequence[Path] = (),
 ) -> Run:
-    """Run pytest in an environment. ``quiet`` keeps its output in a log instead of showing it."""
+    """Run pytest in an environment. ``quiet`` keeps its output in a log instead of showing it.
+
+    ``beside``: folders that go on the path, too.
+    """
     started = time.monotonic()
     environment = environments.environment(release)
     stem = WORK / "runs" / f"vllm-{release}-speculators-{speculators}"
@@ -122,7 +133,7 @@ def pytest(
     report, log = Path(f"{stem}.json"), Path(f"{stem}.log")
     report.unlink(missing_ok=True)
     command = [str(environment.python), "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    told = variables(environment, speculators, SPECVLLM_MATRIX_REPORT=str(report))
+    told = variables(environment, speculators, beside, SPECVLLM_MATRIX_REPORT=str(report))
     status, lines = stream(command, told, log, quiet=quiet)
     closing = [line for line in lines if " in " in line and line.strip("= \n")[:1].isdigit()]
     return Run(

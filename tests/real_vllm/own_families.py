@@ -38,6 +38,8 @@ class Generator(VllmHiddenStatesGenerator):
     def _create_vllm_config(self, *args: Any, **kwargs: Any) -> Any:
         config = super()._create_vllm_config(*args, **kwargs)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        # vLLM's worker looks into every object it finds, and one of this module's can't be.
+        sys.modules.pop("llvmlite.binding.ffi", None)
         return config
 
 

@@ -1,0 +1,56 @@
+"""What was seen of each model family on each release, as a page. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matrix import row
+
+Seen = Mapping[str, Mapping[str, dict[str, Any]]]
+"""Release -> family -> what `own_families.py` reported."""
+
+
+def page(seen: Seen) -> str:
+    """A table of families and releases, and why a release cannot run a family."""
+    families = list(dict.fromkeys(name for found in seen.values() for name in found))
+    reasons: dict[str, list[str]] = {}
+    rows = []
+    for name in families:
+        cells = []
+        for release, found in seen.items():
+            result = found.get(name, {})
+            cells.append(cell(result))
+            if "reason" in result:
+                where = f"{name} on {release}"
+                reasons.setdefault(result["reason"].partition("\n")[0], []).append(where)
+        rows.append(row([name, *cells]))
+    lines = [
+        "# Model families",
+        "",
+        "Written by `nox -s families`: a tiny random model of each family on a real engine on a CPU,",
+        "ten prompts at once, four layers. The number is the largest relative difference from Hugging",
+        "Face's own hidden states, in float32 (1e-5 is allowed); *bf16* where the CPU kernels of that",
+        "release know the family in bfloat16 only (5e-2 is allowed). *aux*: the layers whose states",
+        "equal vLLM's own auxiliary outputs bit for bit, in float32 and in bfloat16, of the four. A dash:",
+        "this release cannot run it on a CPU, for a reason listed below.",
+        "",
+        row(["family", *seen]),
+        row(["---"] * (1 + len(seen))),
+        *rows,
+        "",
+        "## What cannot run, and what is said then",
+        "",
+        *(f"- {', '.join(where)}: `{reason}`" for reason, where in reasons.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cell(result: Mapping[str, Any]) -> str:
+    """One family on one release."""
+    if "error" not in result:
+        return "–" if result else ""
+    kind = "" if result["dtype"] == "float32" else "bf16 "
+    auxiliary = result.get("auxiliary", {})
+    compared = f", aux {min(auxiliary.values())}" if auxiliary else ""
+    return f"{kind}{result['error']:.1e}{compared}"
