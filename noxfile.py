@@ -110,7 +110,7 @@ def matrix_all(session: nox.Session) -> None:
 
 @nox.session
 def families(session: nox.Session) -> None:
-    """Every model family, on the releases named, or on five, and then also into docs/families.md."""
+    """Every model family on the releases named, or on five, which go to docs/families.md."""
     releases = session.posargs or FAMILY_RELEASES
     arguments = ["tests/real_vllm/test_families.py", "-k", "hugging_face"]
     runs = [

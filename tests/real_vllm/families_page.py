@@ -28,12 +28,13 @@ def page(seen: Seen) -> str:
     lines = [
         "# Model families",
         "",
-        "Written by `nox -s families`: a tiny random model of each family on a real engine on a CPU,",
-        "ten prompts at once, four layers. The number is the largest relative difference from Hugging",
-        "Face's own hidden states, in float32 (1e-5 is allowed); *bf16* where the CPU kernels of that",
-        "release know the family in bfloat16 only (5e-2 is allowed). *aux*: the layers whose states",
-        "equal vLLM's own auxiliary outputs bit for bit, in float32 and in bfloat16, of the four. A dash:",
-        "this release cannot run it on a CPU, for a reason listed below.",
+        "Written by `nox -s families`: a tiny random model of each family on a real engine on a",
+        "CPU, ten prompts at once, four layers. The number is the largest relative difference from",
+        "Hugging Face's own hidden states, in float32 (1e-5 is allowed); *bf16* where the kernels of",
+        "that release know the family in bfloat16 only (5e-2 is allowed). *aux*: how many of the four",
+        "layers vLLM puts out itself, too, as auxiliary outputs; they are the same bit for bit, in",
+        "float32 and in bfloat16. Where there is no number, that release cannot run the family on a",
+        "CPU, for a reason listed below.",
         "",
         row(["family", *seen]),
         row(["---"] * (1 + len(seen))),
@@ -49,7 +50,7 @@ def page(seen: Seen) -> str:
 def cell(result: Mapping[str, Any]) -> str:
     """One family on one release."""
     if "error" not in result:
-        return "–" if result else ""
+        return "cannot run" if result else ""
     kind = "" if result["dtype"] == "float32" else "bf16 "
     auxiliary = result.get("auxiliary", {})
     compared = f", aux {min(auxiliary.values())}" if auxiliary else ""
