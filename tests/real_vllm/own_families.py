@@ -7,6 +7,7 @@ family, so that what ended this process took nothing else with it.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -30,6 +31,8 @@ from transformers import AutoConfig
 
 LAYER_IDS = [3, 0, 2, 1]
 MAX_MODEL_LEN = 200
+LONGEST = 300
+"""Seconds for one family; what takes longer ends this process."""
 
 
 class Generator(VllmHiddenStatesGenerator):
@@ -83,17 +86,16 @@ def save(family: Family, folder: Path) -> Path:
     return inner
 
 
-def errors(results: list[dict[str, Any]], prompts: list[list[int]], folder: Path) -> list[float]:
-    """The largest relative error of each prompt."""
-    return [
-        max(
-            relative_error(found, wanted)
-            for found, wanted in zip(
-                result["hidden_states"], tiny.reference(folder, prompt, LAYER_IDS), strict=True
-            )
-        )
+def largest_error(results: list[dict[str, Any]], prompts: list[list[int]], folder: Path) -> float:
+    """The largest relative error of all prompts and layers; NaN if there is one."""
+    errors = [
+        relative_error(found, wanted)
         for result, prompt in zip(results, prompts, strict=True)
+        for found, wanted in zip(
+            result["hidden_states"], tiny.reference(folder, prompt, LAYER_IDS), strict=True
+        )
     ]
+    return float(torch.tensor(errors).max())
 
 
 def examine(name: str, folder: Path) -> dict[str, Any]:
@@ -106,8 +108,8 @@ def examine(name: str, folder: Path) -> dict[str, Any]:
     for dtype in ("bfloat16",) if bfloat16_only else ("float32", "bfloat16"):
         with generator(folder, family, dtype) as made:
             if not seen:
-                found = errors(made.generate(prompts), prompts, reference)
-                seen |= {"prompts": len(found), "dtype": dtype, "error": max(found)}
+                error = largest_error(made.generate(prompts), prompts, reference)
+                seen |= {"prompts": len(prompts), "dtype": dtype, "error": error}
             compared = auxiliary_outputs.compared(made, prompts[-1])
         if compared is None:
             break
@@ -117,9 +119,11 @@ def examine(name: str, folder: Path) -> dict[str, Any]:
 
 def reason(error: Exception, log: str) -> str:
     """The first error that a worker wrote down, else the one that arrived here."""
-    found = re.findall(r"ERROR .*\] (\w+(?:Error|Exception|NotImplemented)\b.*)", log)
-    own = f"{type(error).__name__}: {error}"
-    return (found[0] if found else own).strip()[:300]
+    lines = [line.partition("] ")[2] for line in log.splitlines() if " ERROR " in line]
+    for before, line in zip(["", *lines], lines, strict=False):
+        if re.match(r"\w+(Error|Exception)\b", line):
+            return line if ":" in line else f"{line}: {before.strip()}"
+    return f"{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
@@ -146,6 +150,7 @@ def main(folder: Path, report: Path, names: list[str]) -> None:
         started = time.monotonic()
         log = folder / f"{name}.log"
         with output_into(log):
+            faulthandler.dump_traceback_later(LONGEST, exit=True)
             try:
                 seen[name] = examine(name, folder / name)
             except Exception as error:  # noqa: BLE001
@@ -154,6 +159,7 @@ def main(folder: Path, report: Path, names: list[str]) -> None:
         seen[name]["seconds"] = round(time.monotonic() - started)
         report.write_text(json.dumps(seen, indent=1))
         tiny.forget()
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
