@@ -13,6 +13,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+import psutil  # vLLM brings it
 import torch
 
 log = logging.getLogger("specvllm_compat")
@@ -49,21 +50,20 @@ def create(layers: int, rows: int, hidden: int, dtype: torch.dtype) -> tuple[Seg
     Its pages are reserved now: later, whoever touches a page that is not there is killed.
 
     Raises:
-        OSError: there is not that much memory; the text says how much is needed.
+        MemoryError: there is not that much; the text says how much is needed.
     """
     name = f"specvllm-{uuid.uuid4().hex}"
     shape = (BUFFERS, layers, rows, hidden)
     size = torch.Size(shape).numel() * dtype.itemsize
+    available = psutil.virtual_memory().available
+    if size > available:  # the system would kill a process instead of saying so
+        raise MemoryError(
+            f"{size >> 20} MiB are needed to hand states over ({BUFFERS} steps x {layers} layers x "
+            f"{rows} tokens x {hidden} values), and this host has {available >> 20}. Lower "
+            "max_num_batched_tokens."
+        )
     descriptor = os.memfd_create(name)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        os.close(descriptor)
-        raise OSError(
-            f"{size / 2**20:.0f} MiB are needed to hand states over ({BUFFERS} steps x {layers} "
-            f"layers x {rows} tokens x {hidden} values), which this host does not have: {error}. "
-            "Lower max_num_batched_tokens."
-        ) from error
+    os.posix_fallocate(descriptor, 0, size)
     return Segment(f"/proc/{os.getpid()}/fd/{descriptor}", name, shape, dtype), descriptor
 
 

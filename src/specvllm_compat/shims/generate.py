@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from specvllm_compat.contract import has
@@ -50,6 +51,11 @@ def iter_generate(
             The results of the prompts before it have come back then.
     """
     return _results(self, _checked(self, token_ids))
+
+
+def streaming(_: ModuleType) -> Any:
+    """``iter_generate()``: the class has no method of that name."""
+    return iter_generate
 
 
 def _results(instance: Any, prompts: Iterable[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -155,7 +161,7 @@ SHIM = Shim(
             probe=has("vllm.v1.core.sched.scheduler:Scheduler.update_from_output")
             & has("vllm.sampling_params:SamplingParams"),
             adapt={"VllmHiddenStatesGenerator.generate": generate},
-            provide={"VllmHiddenStatesGenerator.iter_generate": lambda _: iter_generate},
+            provide={"VllmHiddenStatesGenerator.iter_generate": streaming},
         ),
     ),
 )
