@@ -20,6 +20,7 @@ from specvllm_compat.engine.transport import (  # noqa: E402
     Segment,
     Writer,
     create,
+    writer,
 )
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -146,13 +147,13 @@ def test_states_from_a_device_are_those_at_the_time_of_the_layer(
     into = torch.zeros(4, HIDDEN)
     hidden, residual = rows(1), rows(2) if with_residual else None
     expected = hidden + residual if residual is not None else hidden.clone()
-    writer = DeviceWriter(LateDevice())
-    written = writer.write(into, hidden, residual)
+    device = DeviceWriter(LateDevice())
+    written = device.write(into, hidden, residual)
     assert not into.any(), "the copy did not run late: this test would prove nothing"
     hidden.fill_(99)  # as the norm of the next layer does
     if residual is not None:
         residual.fill_(99)
-    writer.finish()
+    device.finish()
     assert torch.equal(into, expected)
     assert torch.equal(written, expected)
     assert recorded == [written] or recorded[0] is written
@@ -163,17 +164,37 @@ def test_what_a_device_computes_is_awaited_before_it_is_copied(recorded: list[An
     into, hidden = torch.zeros(4, HIDDEN), rows(1)
     late = hidden.clone()
     hidden.zero_()
-    writer = DeviceWriter(device)
-    written = writer.write(into, hidden, None)
+    copies = DeviceWriter(device)
+    written = copies.write(into, hidden, None)
     device.compute.pending.append(lambda: written.copy_(late))  # the layer's kernels end only now
-    writer.finish()
+    copies.finish()
     assert torch.equal(into, late)
 
 
-@pytest.mark.parametrize("writer", [Writer(), DeviceWriter(LateDevice())], ids=["cpu", "device"])
-def test_other_types_come_out_in_the_type_of_the_model(recorded: list[Any], writer: Writer) -> None:
+@pytest.mark.parametrize("used", [Writer(), DeviceWriter(LateDevice())], ids=["cpu", "device"])
+def test_other_types_come_out_in_the_type_of_the_model(recorded: list[Any], used: Writer) -> None:
     into = torch.zeros(4, HIDDEN, dtype=torch.bfloat16)
     hidden, residual = rows(1), rows(2, torch.bfloat16)
-    writer.write(into, hidden, residual)
-    writer.finish()
+    used.write(into, hidden, residual)
+    used.finish()
     assert torch.equal(into, (hidden + residual).bfloat16())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_states_of_a_real_device_arrive_in_pinned_memory_of_another_process() -> None:
+    layers, tokens, hidden = 4, 2048, 4096
+    segment, descriptor = create(layers, tokens, hidden, torch.bfloat16)
+    driver, worker = segment.map(), segment.map()
+    device = writer(torch.device("cuda"), worker)
+    for step in range(20):
+        expected = []
+        for layer in range(layers):
+            one = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+            other = torch.randn_like(one)
+            expected.append((one + other).cpu())
+            device.write(worker[step % BUFFERS, layer], one, other)
+            one.fill_(99)
+            other.fill_(99)
+        device.finish()
+        assert torch.equal(driver[step % BUFFERS], torch.stack(expected))
+    os.close(descriptor)
