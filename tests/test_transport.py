@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,11 @@ torch = pytest.importorskip("torch")
 
 from specvllm_compat.engine.transport import (  # noqa: E402
     BUFFERS,
+    Bell,
     DeviceWriter,
     Segment,
+    Shared,
     Writer,
-    create,
     writer,
 )
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -36,7 +38,8 @@ def fill(segment: Segment, value: float) -> None:
 
 
 def test_another_process_writes_what_this_one_reads() -> None:
-    segment, descriptor = create(3, 5, HIDDEN, torch.bfloat16)
+    shared = Shared(3, 5, HIDDEN, torch.bfloat16)
+    segment = shared.segment
     states = segment.map()
     process = multiprocessing.get_context("spawn").Process(target=fill, args=(segment, 2.5))
     process.start()
@@ -45,14 +48,14 @@ def test_another_process_writes_what_this_one_reads() -> None:
     assert states.shape == (BUFFERS, 3, 5, HIDDEN)
     assert states.dtype == torch.bfloat16
     assert (states == 2.5).all()
-    os.close(descriptor)
 
 
 def test_memory_of_another_host_is_not_taken_for_ours() -> None:
-    segment, descriptor = create(1, 1, HIDDEN, torch.float32)
+    shared = Shared(1, 1, HIDDEN, torch.float32)
+    segment = shared.segment
     with pytest.raises(FileNotFoundError):  # a descriptor of that number, but of something else
         replace(segment, name="specvllm-another").map()
-    os.close(descriptor)
+    del shared
     with pytest.raises(FileNotFoundError):
         segment.map()
 
@@ -60,22 +63,63 @@ def test_memory_of_another_host_is_not_taken_for_ours() -> None:
 def test_more_memory_than_there_is_gets_an_error_that_says_what_to_do() -> None:
     before = descriptors()
     with pytest.raises(MemoryError, match=r"MiB are needed .* Lower max_num_batched_tokens"):
-        create(64, 1 << 30, 1 << 20, torch.float32)
+        Shared(64, 1 << 30, 1 << 20, torch.float32)
     assert descriptors() == before
 
 
 def test_nothing_is_left_in_shared_memory_and_no_descriptor_stays_open() -> None:
     before, files = descriptors(), sorted(os.listdir("/dev/shm"))
     for _ in range(300):
-        segment, descriptor = create(2, 16, HIDDEN, torch.float32)
-        worker, driver = segment.map(), segment.map()
-        os.close(descriptor)
+        shared = Shared(2, 16, HIDDEN, torch.float32)
+        worker, driver = shared.segment.map(), shared.segment.map()
+        bell = Bell.at(shared.segment.bell)
         worker[1, 0, 3] = 7
+        shared.bell.ring()
+        bell.wait(1)
         assert driver[1, 0, 3].tolist() == [7] * HIDDEN
-        del worker, driver
+        del shared, worker, driver, bell
     gc.collect()
     assert descriptors() == before
     assert sorted(os.listdir("/dev/shm")) == files
+
+
+# --- a bell instead of a busy wait
+
+
+def ring(connection: Any, rings: int) -> None:
+    """A worker whose steps take a while, and that dies after the last one."""
+    shared = Shared(1, 1, HIDDEN, torch.float32)
+    connection.send(shared.segment.bell)
+    connection.recv()
+    for _ in range(rings):
+        time.sleep(0.1)
+        shared.bell.ring()
+
+
+def test_the_driver_sleeps_until_a_step_has_ended_or_the_worker_is_dead() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=ring, args=(there, 3))
+    process.start()
+    bell = Bell.at(here.recv())
+    here.send("go")
+    spent = time.process_time()
+    for step in (1, 2, 3, 4):  # the fourth never ends
+        bell.wait(step)
+    process.join()
+    assert process.exitcode == 0
+    assert time.process_time() - spent < 0.1
+
+
+def test_rings_that_nobody_hears_do_not_stop_a_worker_and_are_counted() -> None:
+    shared = Shared(1, 1, HIDDEN, torch.float32)
+    bell = Bell.at(shared.segment.bell)
+    for _ in range(5):
+        shared.bell.ring()
+    bell.wait(2)
+    bell.wait(5)
+    for _ in range(100_000):  # more than a pipe holds
+        shared.bell.ring()
 
 
 # --- copies from a device: a stream that runs as late as a real one may
@@ -183,8 +227,8 @@ def test_other_types_come_out_in_the_type_of_the_model(recorded: list[Any], used
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_states_of_a_real_device_arrive_in_pinned_memory_of_another_process() -> None:
     layers, tokens, hidden = 4, 2048, 4096
-    segment, descriptor = create(layers, tokens, hidden, torch.bfloat16)
-    driver, worker = segment.map(), segment.map()
+    shared = Shared(layers, tokens, hidden, torch.bfloat16)
+    driver, worker = shared.segment.map(), shared.segment.map()
     device = writer(torch.device("cuda"), worker)
     for step in range(20):
         expected = []
@@ -197,4 +241,3 @@ def test_states_of_a_real_device_arrive_in_pinned_memory_of_another_process() ->
             other.fill_(99)
         device.finish()
         assert torch.equal(driver[step % BUFFERS], torch.stack(expected))
-    os.close(descriptor)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from specvllm_compat.engine.capture import Description, Reply, Step
 from specvllm_compat.engine.families import CaptureError
+from specvllm_compat.engine.transport import Bell
 
 log = logging.getLogger("specvllm_compat")
 
@@ -60,6 +61,8 @@ class Engine:
         self.kv_cache_config = core.scheduler.kv_cache_config
         self._end = weakref.finalize(self, self.executor.shutdown)  # at exit at the latest
         self._sources: list[tuple[int, Description, torch.Tensor | None]] = []
+        self._bells: list[Bell] = []
+        self._steps = 0  # that were started
         _engines[id(vllm_config)] = self
 
     def ignore_kv_cache_configs(self, kv_cache_configs: Any) -> None:
@@ -72,7 +75,7 @@ class Engine:
 
     def attach(self, replies: list[Any]) -> None:
         """Map what the workers described; refuse workers that did not answer as ours do."""
-        self._sources = []
+        self._sources, self._bells, self._steps = [], [], 0
         for rank, reply in enumerate(replies):
             if not isinstance(reply, Description):
                 raise CaptureError(
@@ -84,6 +87,7 @@ class Engine:
                 continue
             try:
                 states = reply.segment.map()
+                self._bells.append(Bell.at(reply.segment.bell))
             except OSError:
                 states = None
                 log.warning("worker %d is on another host: its states travel by RPC", rank)
@@ -103,8 +107,12 @@ class Engine:
         pickled = any(states is None for _, _, states in self._sources)
         arguments = (scheduler_output, self.executor.output_rank, pickled)
         replies = self._send(self.executor, self._execute, arguments)
+        self._steps += 1
+        steps = self._steps
 
         def finish() -> tuple[Any, Captured]:
+            for bell in self._bells:
+                bell.wait(steps)
             answers: list[Reply] = replies()
             if error := next((answer.error for answer in answers if answer.error), None):
                 raise CaptureError(error)

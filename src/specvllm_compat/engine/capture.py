@@ -7,8 +7,9 @@ requests and are not captured.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -21,7 +22,7 @@ from specvllm_compat.engine.families import (
     is_here,
     refuse_layer,
 )
-from specvllm_compat.engine.transport import BUFFERS, Segment, create, writer
+from specvllm_compat.engine.transport import BUFFERS, Segment, Shared, writer
 
 # Rows of a step in order: (request id, position of the first token, number of tokens)
 Labels = list[tuple[str, int, int]]
@@ -87,14 +88,14 @@ class Capture:
         if not self.layer_ids:
             return
         refuse_layer(layers[self.layer_ids[0]])
-        segment, self._descriptor = create(
+        self._shared = Shared(
             len(self.layer_ids),
             config.scheduler_config.max_num_batched_tokens,
             config.model_config.get_hidden_size(),
             config.model_config.dtype,
         )
-        self.description = Description(self.layer_ids, segment)
-        self._buffers = segment.map()
+        self.description = Description(self.layer_ids, self._shared.segment)
+        self._buffers = self._shared.segment.map()
         self._buffer = 0
         self._writer = writer(next(self._runner.model.parameters()).device, self._buffers)
         for index, layer_id in enumerate(self.layer_ids):
@@ -133,7 +134,16 @@ class Capture:
             handle.remove()
         if self.layer_ids:
             self._worker.execute_model = self._execute_model
-            os.close(self._descriptor)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Around all of a step that the driver waits for: nothing is left of those before it."""
+        self.reset()
+        try:
+            yield
+        finally:
+            if self.layer_ids:
+                self._shared.bell.ring()
 
     def reset(self) -> None:
         """Drop states that were not taken."""
@@ -279,19 +289,19 @@ def _is_first_of_its_stage() -> bool:
 
 def execute(worker: Any, scheduler_output: Any, output_rank: int, with_states: bool) -> Reply:
     """Run a step that is whole when ``execute_model`` returns."""
-    Capture.of(worker).reset()
-    return _reply(worker, worker.execute_model(scheduler_output), output_rank, with_states)
+    with Capture.of(worker).step():
+        return _reply(worker, worker.execute_model(scheduler_output), output_rank, with_states)
 
 
 def execute_and_sample(
     worker: Any, scheduler_output: Any, output_rank: int, with_states: bool
 ) -> Reply:
     """Run a step that ``sample_tokens`` has to close."""
-    Capture.of(worker).reset()
-    output = worker.execute_model(scheduler_output)
-    if output is None:
-        output = worker.sample_tokens(None)
-    return _reply(worker, output, output_rank, with_states)
+    with Capture.of(worker).step():
+        output = worker.execute_model(scheduler_output)
+        if output is None:
+            output = worker.sample_tokens(None)
+        return _reply(worker, output, output_rank, with_states)
 
 
 def _reply(worker: Any, output: Any, output_rank: int, with_states: bool) -> Reply:

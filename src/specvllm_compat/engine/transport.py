@@ -7,9 +7,12 @@ small ``/dev/shm`` does not matter.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import uuid
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,8 @@ import psutil  # vLLM brings it
 import torch
 
 log = logging.getLogger("specvllm_compat")
+
+_PATIENCE = 30.0  # seconds
 
 BUFFERS = 2
 """Steps that are in memory at a time: one is written while the one before it is read."""
@@ -28,6 +33,7 @@ class Segment:
 
     path: str
     name: str
+    bell: str
     shape: tuple[int, int, int, int]
     dtype: torch.dtype
 
@@ -44,27 +50,71 @@ class Segment:
         return flat.view(self.shape)
 
 
-def create(layers: int, rows: int, hidden: int, dtype: torch.dtype) -> tuple[Segment, int]:
-    """A segment, and its file descriptor: to be kept open until the driver has mapped it.
-
-    Its pages are reserved now: later, whoever touches a page that is not there is killed.
+class Shared:
+    """A worker's segment and its bell; `close` them when nobody maps them any more.
 
     Raises:
         MemoryError: there is not that much; the text says how much is needed.
     """
-    name = f"specvllm-{uuid.uuid4().hex}"
-    shape = (BUFFERS, layers, rows, hidden)
-    size = torch.Size(shape).numel() * dtype.itemsize
-    available = psutil.virtual_memory().available
-    if size > available:  # the system would kill a process instead of saying so
-        raise MemoryError(
-            f"{size >> 20} MiB are needed to hand states over ({BUFFERS} steps x {layers} layers x "
-            f"{rows} tokens x {hidden} values), and this host has {available >> 20}. Lower "
-            "max_num_batched_tokens."
-        )
-    descriptor = os.memfd_create(name)
-    os.posix_fallocate(descriptor, 0, size)
-    return Segment(f"/proc/{os.getpid()}/fd/{descriptor}", name, shape, dtype), descriptor
+
+    def __init__(self, layers: int, rows: int, hidden: int, dtype: torch.dtype) -> None:
+        name = f"specvllm-{uuid.uuid4().hex}"
+        shape = (BUFFERS, layers, rows, hidden)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        available = psutil.virtual_memory().available
+        if size > available:  # the system would kill a process instead of saying so
+            raise MemoryError(
+                f"{size >> 20} MiB are needed to hand states over ({BUFFERS} steps x {layers} "
+                f"layers x {rows} tokens x {hidden} values), and this host has {available >> 20}. "
+                "Lower max_num_batched_tokens."
+            )
+        descriptor = os.memfd_create(name)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        # Reserve its pages now: later, whoever touches one that is not there is killed.
+        os.posix_fallocate(descriptor, 0, size)
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        bell, self.bell, self._hearing = Bell.pair()
+        self.segment = Segment(path, name, bell, shape, dtype)
+
+
+class Bell:
+    """A worker rings at the end of each step, so that the driver can sleep until then.
+
+    vLLM's own wait for a reply keeps a core busy; on a CPU that is one of those that compute. Only
+    a hint: a driver that hears nothing waits as vLLM does.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._heard = 0
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def pair(cls) -> tuple[str, Bell, Bell]:
+        """Where a driver on this host hears it, the bell to ring, and what keeps that place."""
+        hearing, ringing = os.pipe()
+        os.set_blocking(ringing, False)
+        return f"/proc/{os.getpid()}/fd/{hearing}", cls(ringing), cls(hearing)
+
+    @classmethod
+    def at(cls, path: str) -> Bell:
+        """The driver's end; it also hears that the worker died."""
+        return cls(os.open(path, os.O_RDONLY))
+
+    def ring(self) -> None:
+        """One step has ended."""
+        with contextlib.suppress(BlockingIOError):  # nobody listens
+            os.write(self._descriptor, b"\0")
+
+    def wait(self, steps: int) -> None:
+        """Return when that many steps have ended, since the beginning; or when told nothing."""
+        while self._heard < steps:
+            if not select.select([self._descriptor], [], [], _PATIENCE)[0]:
+                return
+            heard = os.read(self._descriptor, 4096)
+            if not heard:
+                return
+            self._heard += len(heard)
 
 
 class Writer:
