@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -23,6 +23,7 @@ from specvllm_compat.engine.families import (
     refuse_layer,
     summands,
 )
+from specvllm_compat.engine.sources import watch
 from specvllm_compat.engine.transport import BUFFERS, Segment, Shared, writer
 
 # Rows of a step in order: (request id, position of the first token, number of tokens)
@@ -79,7 +80,7 @@ class Capture:
         self.layer_ids = tuple(i for i in sorted(set(layer_ids)) if is_here(layers[i]))
         if not _is_first_of_its_stage():  # every tensor-parallel rank computes the same states
             self.layer_ids = ()
-        self._handles = []
+        self._handles: Sequence[Any] = ()
         self._rows = 0  # of the running step; 0 outside of steps
         self._norms: dict[int, torch.Tensor] = {}
         self._error: str | None = None
@@ -99,9 +100,7 @@ class Capture:
         self._buffers = self._shared.segment.map()
         self._buffer = 0
         self._writer = writer(next(self._runner.model.parameters()).device, self._buffers)
-        for index, layer_id in enumerate(self.layer_ids):
-            hook = self._recorder(index, layers[layer_id])
-            self._handles.append(layers[layer_id].register_forward_hook(hook))
+        self._handles = watch(self._runner.model, layers, self.layer_ids, self._recorder)
         self._execute_model = worker.execute_model
         worker.execute_model = self._execute
 

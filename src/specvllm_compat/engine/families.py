@@ -29,15 +29,14 @@ HIDDEN_IS_FULL = frozenset(
 )
 # What layers of Hugging Face return besides their states: attention weights, router logits.
 HUGGING_FACE = ("transformers.", "transformers_modules.")
-# Layers whose outputs are not the states: un-reduced across tensor-parallel ranks, or carried in
-# further tensors. By the folder or file that defines them.
+# Layers whose outputs are not the states, in models that put them out as auxiliary outputs: several
+# streams, or what the next layer is to finish. By the folder that defines them.
+AUXILIARY = frozenset(("beam", "deepseek_v4", "deepseek_v41", "glm5next"))
+# The same where auxiliary outputs are not the states either (they are not summed over the ranks of
+# tensor parallelism), or are not known to be, or where there are none.
 UNREADABLE = frozenset(
     (
-        "beam",
         "deepseek_v32",
-        "deepseek_v4",
-        "deepseek_v41",
-        "glm5next",
         "inkling",
         "kimi_k3",
         "minimax_m3",
@@ -101,6 +100,11 @@ def _refuse(what: str, module_name: str) -> None:
             f"{what} ({', '.join(names)}): the outputs of this family's layers are not its hidden "
             "states, and no other source is known for it yet"
         )
+
+
+def needs_auxiliary_outputs(layer: torch.nn.Module) -> bool:
+    """True if the states are no sum of what the layer puts out."""
+    return bool(AUXILIARY.intersection(type(layer).__module__.split(".")))
 
 
 def is_here(layer: torch.nn.Module) -> bool:

@@ -126,10 +126,12 @@ def _families(architecture: str, lens: SourceLens) -> tuple[frozenset[str], str]
 
 
 def _capture(names: frozenset[str]) -> str:
-    from specvllm_compat.engine.families import HIDDEN_IS_FULL, UNREADABLE
+    from specvllm_compat.engine.families import AUXILIARY, HIDDEN_IS_FULL, UNREADABLE
 
     if names & UNREADABLE:
         return "not possible"
+    if names & AUXILIARY:
+        return "vLLM's own auxiliary outputs of the layers"
     if names & HIDDEN_IS_FULL:
         return "hooks on the decoder layers, whose hidden states have the residual already"
     return "hooks on the decoder layers: hidden + residual"
