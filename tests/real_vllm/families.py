@@ -54,6 +54,8 @@ class Family:
     model_type: str
     config: dict[str, Any] = field(default_factory=lambda: BASE)
     engine_args: dict[str, Any] = field(default_factory=dict)
+    by_auxiliary_outputs: bool = False
+    """Read it as if its layers put out no states."""
     bfloat16_in: tuple[str, ...] = ()
     """Releases whose CPU kernels know this family in bfloat16 only."""
     architecture: str | None = None
@@ -129,6 +131,7 @@ class KimiK25ImageProcessor(BaseImageProcessor):
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(model_type="llama"),
+    "llama_by_auxiliary_outputs": Family(model_type="llama", by_auxiliary_outputs=True),
     "qwen2": Family(model_type="qwen2"),
     "qwen3": Family(model_type="qwen3", config={**BASE, "head_dim": 64}, engine_args=NO_CUSTOM_OPS),
     "qwen3_moe": Family(

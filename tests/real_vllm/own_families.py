@@ -27,8 +27,10 @@ from families import BASE, FAMILIES, Family, release
 from oracle import relative_error
 from safetensors.torch import load_file, save_file
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+from specvllm_compat.engine import families as engine_families
 from transformers import AutoConfig
 
+AUXILIARY = engine_families.AUXILIARY
 LAYER_IDS = [3, 0, 2, 1]
 MAX_MODEL_LEN = 200
 LONGEST = 300
@@ -51,10 +53,13 @@ def generator(folder: Path, family: Family, dtype: str) -> Iterator[Any]:
     """A generator for the model in ``folder``, and the end of its worker."""
     engine_args = {"dtype": dtype, "max_num_batched_tokens": 512, **family.engine_args}
     specvllm_compat.configure(engine_args=engine_args)
+    if family.by_auxiliary_outputs:  # the worker is forked: it sees this, too
+        engine_families.AUXILIARY = frozenset([family.model_type])
     made = Generator(str(folder), layer_ids=LAYER_IDS, max_model_len=MAX_MODEL_LEN)
     try:
         yield made
     finally:
+        engine_families.AUXILIARY = AUXILIARY
         made.executor.shutdown()
         del made
         gc.collect()
@@ -110,6 +115,8 @@ def examine(name: str, folder: Path) -> dict[str, Any]:
             if not seen:
                 error = largest_error(made.generate(prompts), prompts, reference)
                 seen |= {"prompts": len(prompts), "dtype": dtype, "error": error}
+            if family.by_auxiliary_outputs:
+                break
             compared = auxiliary_outputs.compared(made, prompts[-1])
         if compared is None:
             break

@@ -12,15 +12,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from conftest import FAMILIES_SEEN, HERE
 from families import FAMILIES, release
 from oracle import TALLY, TOLERANCE
 from specvllm_compat.engine.capture import Capture
-from specvllm_compat.engine.families import CaptureError, decoder_layers, refuse_architecture
+from specvllm_compat.engine.families import (
+    CaptureError,
+    decoder_layers,
+    refuse_architecture,
+    summands,
+)
+from specvllm_compat.engine.sources import watch
 from torch import nn
 from vllm.model_executor.models import ModelRegistry
 
-UNREADABLE = ("DeepseekV4ForCausalLM", "BeamForCausalLM", "InklingForCausalLM")
+UNREADABLE = ("InklingForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM")
 # Of bfloat16, which keeps 8 bits, after four layers. States that were wrong differed by 1 or more.
 BFLOAT16_TOLERANCE = 5e-2
 # One of each kind; the others take minutes.
@@ -122,6 +129,71 @@ def test_two_lists_that_could_be_the_decoder_layers_are_refused() -> None:
         decoder_layers(modules(tower=four(), layers=four()), FOUR_LAYERS)
     with pytest.raises(CaptureError, match="no list of 4 modules"):
         decoder_layers(modules(layers=nn.ModuleList()), FOUR_LAYERS)
+
+
+class Streams(nn.Module):
+    """A layer of two streams, which the layer after it is to finish."""
+
+    def forward(self, hidden: torch.Tensor, streams: torch.Tensor) -> Any:
+        return hidden + 1, streams + hidden[:, None], hidden, hidden
+
+
+Streams.__module__ = "vllm.models.deepseek_v4.nvidia.model"
+
+
+def of_streams() -> nn.Module:
+    """A model with this release's way to put out what its layers leave open, if it has one."""
+    from vllm.model_executor.models import interfaces
+
+    class Model(nn.Module, getattr(interfaces, "EagleModelMixin", object)):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Streams() for _ in range(4))
+
+        def forward(self, hidden: torch.Tensor) -> Any:
+            streams, auxiliary = hidden.new_zeros(len(hidden), 2, hidden.shape[1]), []
+            for index, layer in enumerate(self.layers):
+                hidden, streams, _, _ = layer(hidden, streams)
+                if hasattr(self, "_maybe_add_hidden_state"):
+                    self._maybe_add_hidden_state(auxiliary, index + 1, streams.mean(dim=1), None)
+            return (hidden, auxiliary) if auxiliary else hidden
+
+    return modules(model=Model())
+
+
+def test_states_that_layers_leave_open_come_from_auxiliary_outputs_or_are_refused() -> None:
+    top = of_streams()
+    model = top.model
+    seen: dict[int, torch.Tensor] = {}
+
+    def recorder(index: int, layer: nn.Module) -> Any:
+        return lambda module, args, output: seen.update({index: summands(output, full=False)[0]})
+
+    if not hasattr(model, "aux_hidden_state_layers"):
+        with pytest.raises(CaptureError, match="no auxiliary outputs in this vLLM"):
+            watch(top, model.layers, [1, 3], recorder)
+        return
+    watched = watch(top, model.layers, [1, 3], recorder)
+    given = torch.ones(5, 8)
+    assert isinstance(model(given), torch.Tensor), "the model's caller sees nothing of it"
+    assert torch.equal(seen[0], given * 3)  # 1 + 2
+    assert torch.equal(seen[1], given * 10)  # 1 + 2 + 3 + 4
+    for handle in watched:
+        handle.remove()
+    seen.clear()
+    model(given)
+    assert not seen
+
+
+def test_outputs_of_a_form_that_is_not_known_are_refused() -> None:
+    hidden = torch.ones(5, 8)
+    assert summands(hidden, full=False) == (hidden, None)
+    assert summands((hidden, hidden), full=True) == (hidden, None)
+    assert summands((hidden, None), full=False) == (hidden, None)
+    assert summands((hidden, hidden, (1, 2)), full=False) == (hidden, hidden)  # HunYuan
+    for output in ((hidden, hidden[:, None]), (hidden, hidden, hidden), SimpleNamespace()):
+        with pytest.raises(CaptureError, match="no form that is known"):
+            summands(output, full=False)
 
 
 def test_the_runner_that_keeps_no_batch_order_is_refused_and_told_how_to_be_left_out() -> None:
