@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 from specvllm_compat.engine import families as engine_families
 from transformers import AutoConfig
+from vllm.model_executor.models import registry
 
 AUXILIARY = engine_families.AUXILIARY
 LAYER_IDS = [3, 0, 2, 1]
@@ -152,6 +153,8 @@ def output_into(path: Path) -> Iterator[None]:
 
 def main(folder: Path, report: Path, names: list[str]) -> None:
     torch.set_num_threads(1)  # a process whose OpenMP has threads can't be forked
+    # vLLM looks at a class in a process that imports everything again; that is for GPUs.
+    registry._run_in_subprocess = lambda look: look()
     seen: dict[str, dict[str, Any]] = {}
     for name in names:
         started = time.monotonic()
