@@ -172,7 +172,14 @@ FAMILIES: dict[str, Family] = {
     "phimoe": Family(
         model_type="phimoe",
         architecture="PhiMoEForCausalLM",
-        config={**BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        config={
+            **BASE,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
     ),
     "granite": Family(
         model_type="granite",
@@ -290,7 +297,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         model_type="gpt_oss",
         config={**BASE, "head_dim": 64, "sliding_window": 32, "num_local_experts": 4},
-        bfloat16_in=("0.12.0", "0.16.0"),
+        bfloat16_in=("0.12.0", "0.16.0", "0.20.2", "0.26.0"),
     ),
     "llama4": Family(
         model_type="llama4_text",

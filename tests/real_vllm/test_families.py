@@ -30,6 +30,8 @@ from vllm.model_executor.models import ModelRegistry
 UNREADABLE = ("InklingForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM")
 # Of bfloat16, which keeps 8 bits, after four layers. States that were wrong differed by 1 or more.
 BFLOAT16_TOLERANCE = 5e-2
+# Without its own kernels for MLA, which a CPU hasn't, and without compiling single operators.
+VARIABLES = {"VLLM_MLA_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1"}
 # One of each kind; the others take minutes.
 QUICK = ("cohere", "granite", "gemma3", "transformers_backend")
 
@@ -50,7 +52,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     while left := [name for name in names if name not in found]:
         report.write_text("{}")
         script = [sys.executable, str(HERE / "own_families.py"), str(folder), str(report), *left]
-        ended = subprocess.run(script, env=os.environ | {"VLLM_MLA_DISABLE": "1"}, check=False)
+        ended = subprocess.run(script, env=os.environ | VARIABLES, check=False)
         found |= json.loads(report.read_text())
         if ended.returncode:
             fatal = next(name for name in left if name not in found)
