@@ -363,8 +363,11 @@ FAMILIES: dict[str, Family] = {
             "block_auto_adjust_ff_dim": False,
             "conv_dim": 256,
             "conv_dim_out": 256,
+            "block_dim": 256,
+            "block_ff_dim": 512,
             "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         },
+        engine_args=NO_CUSTOM_OPS,
     ),
     "qwen3_next": Family(
         model_type="qwen3_next",

@@ -31,7 +31,7 @@ def page(seen: Seen) -> str:
         "Written by `nox -s families`: a tiny random model of each family on a real engine on a",
         "CPU, ten prompts at once, four layers. The number is the largest relative difference",
         "from Hugging Face's own hidden states, in float32 (1e-5 is allowed); *bf16* where the",
-        "kernels of that release know the family in bfloat16 only (5e-2 is allowed). *aux*: how",
+        "kernels of that release know the family in bfloat16 only (0.1 is allowed). *aux*: how",
         "many of the four layers vLLM puts out itself, too, as auxiliary outputs; they are the",
         "same bit for bit, in float32 and in bfloat16. Where there is no number, that release",
         "cannot run the family on a CPU, for a reason listed below.",

@@ -34,7 +34,7 @@ from vllm.model_executor.models import registry
 AUXILIARY = engine_families.AUXILIARY
 LAYER_IDS = [3, 0, 2, 1]
 MAX_MODEL_LEN = 200
-LONGEST = 300
+LONGEST = 120
 """Seconds for one family; what takes longer ends this process."""
 
 
