@@ -77,6 +77,7 @@ def save(family: Family, folder: Path) -> Path:
     model = tiny.auto_class(config).from_config(config)
     model.bfloat16().float().save_pretrained(inner)
     told = json.loads((inner / "config.json").read_text())
+    told.pop("auto_map", None)  # no code comes with it
     if family.architecture:
         told["architectures"] = [family.architecture]
     if family.wrapper:
