@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def test_engine_arguments_are_added_for_the_time_of_the_block(
 ) -> None:
     monkeypatch.setattr(engine_args, "_check", lambda *_: None)
     monkeypatch.setattr(engine_args, "_configured", {"dtype": "float32"})
-    with pytest.raises(KeyError), engine_args.added({"seed": 3}):
+    with contextlib.suppress(KeyError), engine_args.added({"seed": 3}):
         assert engine_args.current() == {"dtype": "float32", "seed": 3}
         raise KeyError
     assert engine_args.current() == {"dtype": "float32"}

@@ -20,7 +20,7 @@ from specvllm_compat.verification.report import NOT_RUN, OK, WRONG, Check
 from specvllm_compat.verification.runs import Found
 
 _STATES = ("Hugging Face", "its states, same dtype, eager attention; each alone")
-_NEAREST = ("… which layer", "is each nearest to that layer's states of all of its layers?")
+_NEAREST = ("nearest layer", "of all layers of Hugging Face, each is nearest to its own")
 _ROOM = 1.25  # of the weights: what a forward and loading need on top
 
 
