@@ -139,9 +139,8 @@ def test_a_call_that_fails_is_wrong_and_not_the_end(
 def test_a_model_that_does_not_fit_twice_is_not_compared(
     generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        huggingface.psutil, "virtual_memory", lambda: type("", (), {"available": 9})
-    )
+    memory = SimpleNamespace(available=9)
+    monkeypatch.setattr(huggingface.psutil, "virtual_memory", lambda: memory)
     found = runs.check(generator)
     [check] = huggingface.check(str(llama), generator.vllm_config.model_config, found)
     assert check.verdict == NOT_RUN
