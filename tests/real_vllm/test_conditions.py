@@ -12,6 +12,8 @@ import tiny
 import torch
 from conftest import LAYER_IDS
 from oracle import check_results
+from vllm import sampling_params
+from vllm.sampling_params import SamplingParams
 
 GOOD = [[7, 8, 9, 10, 11], [300] * 20, [5] * 200]
 
@@ -144,6 +146,29 @@ def test_an_interrupt_waits_for_its_step_and_the_next_call_works(
     assert steps >= 3
     assert after is signal.default_int_handler
     works(generator, llama)
+
+
+def test_tokens_that_others_sample_in_the_same_steps_do_not_shift_a_prompts_rows(
+    generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def more_tokens(**given: Any) -> Any:
+        return SamplingParams(**{**given, "max_tokens": 6, "ignore_eos": True})
+
+    scheduler, mixed = generator.scheduler, 0
+    schedule = scheduler.schedule
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal mixed
+        step = schedule(*args, **kwargs)
+        sampled = {scheduler.requests[i].num_output_tokens > 0 for i in step.num_scheduled_tokens}
+        mixed += sampled == {True, False}
+        return step
+
+    monkeypatch.setattr(sampling_params, "SamplingParams", more_tokens)
+    monkeypatch.setattr(scheduler, "schedule", counted)
+    prompts = tiny.prompts(20, 200, seed=6)
+    check_results(generator.generate(prompts), prompts, llama, LAYER_IDS)
+    assert mixed >= 3
 
 
 @pytest.mark.own_engine

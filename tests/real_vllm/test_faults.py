@@ -10,6 +10,7 @@ import pytest
 import tiny
 from conftest import ENGINE_ARGS, LAYER_IDS
 from oracle import check_results
+from speculators.data_generation import custom_worker
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 from vllm.v1.request import RequestStatus
 
@@ -80,6 +81,29 @@ def test_a_prompt_longer_than_a_step_is_cut_short_without_us(generator: Any, lla
     assert len(result["input_ids"]) == CHUNK + 50
     assert {len(states) for states in result["hidden_states"]} == {CHUNK}
     ours(generator, prompts, llama)
+
+
+def forwards_replaced(worker: Any) -> list[str]:
+    """In a worker: the modules whose forward is not their class's own."""
+    return [name for name, m in worker.model_runner.model.named_modules() if "forward" in vars(m)]
+
+
+def set_up_as_upstream(worker: Any) -> list[str]:
+    """In a worker: what speculators' own method replaces; the model is as before afterwards."""
+    own = vars(custom_worker.HiddenStatesWorkerExtension)["_setup_hidden_states_capture"]
+    own.__wrapped__(worker, [0])
+    replaced = forwards_replaced(worker)
+    for name in replaced:
+        del worker.model_runner.model.get_submodule(name).forward
+    return replaced
+
+
+def test_the_models_own_forward_is_replaced_without_us(generator: Any, llama: Path) -> None:
+    """What a model's forward does besides calling its layers is lost: deepstack inputs, scales."""
+    rpc = generator.executor.collective_rpc
+    assert rpc(forwards_replaced) == [[]]
+    assert rpc(set_up_as_upstream) == [["model"]]
+    ours(generator, [[1, 2, 3]], llama)
 
 
 def test_a_failed_call_breaks_the_next_one_without_us(generator: Any, llama: Path) -> None:
