@@ -23,6 +23,7 @@ def keep(worker: Any, layer_ids: list[int]) -> bool:
         return False
     kept: list[list[torch.Tensor]] = []
     before, forward = base.aux_hidden_state_layers, base.forward
+    replaced = {name: vars(base)[name] for name in ("forward",) if name in vars(base)}
     base.aux_hidden_state_layers = tuple(layer_id + 1 for layer_id in layer_ids)
 
     def keeping(*args: Any, **kwargs: Any) -> Any:
@@ -35,6 +36,7 @@ def keep(worker: Any, layer_ids: list[int]) -> bool:
 
     def stop() -> list[list[torch.Tensor]]:
         del base.forward
+        vars(base).update(replaced)
         base.aux_hidden_state_layers = before
         return kept
 
