@@ -17,7 +17,7 @@ FILES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 OWN = "specvllm_compat"
-PROVIDERS = {"vllm", "torch", "speculators", "transformers"}
+PROVIDERS = {"vllm", "torch", "psutil", "speculators", "transformers"}
 LONGEST = 340
 
 # Module -> own modules (and those below them) that it may import at the top, inside functions
@@ -43,11 +43,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"", "engine_args", "verification"},  # "": the version
     ),
 }
-THIRD_PARTY = {
-    "wrapt": {"installer"},
-    "packaging": {"preflight", "shim"},
-    "psutil": {"verification"},  # vLLM's own requirement
-}
+THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
 
 
 def parse(name: str) -> ast.Module:

@@ -194,7 +194,7 @@ def test_a_report_is_wrong_if_one_check_is_and_says_why_in_a_line() -> None:
     ]
     report = Report({"vllm": "0.32.0"}, {"model": "m"}, checks)
     assert report.exit_status == 0
-    assert report.as_text().endswith("Whatever was compared agrees.")
+    assert report.as_text().endswith("What was compared agrees; see above for what was not.")
     assert "NOT RUN: auxiliary: there are none" in report.as_text()
     checks.append(Check("again", "them", WRONG, 0.5, 0.0, "prompt 1, layer 3, row 2"))
     assert report.exit_status == 1

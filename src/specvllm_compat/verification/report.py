@@ -60,8 +60,10 @@ class Report:
         yield ""
         if self.exit_status:
             yield "States are wrong: do not train on them."
+        elif any(check.verdict == NOT_RUN for check in self.checks):
+            yield "What was compared agrees; see above for what was not."
         else:
-            yield "Whatever was compared agrees."
+            yield "Everything agrees."
 
 
 def _number(value: float | None) -> str:
