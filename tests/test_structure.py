@@ -38,6 +38,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
+    "verification": (
+        {"engine", "preflight", "shim", "shims", "source", "verification"},
+        {"", "engine_args", "verification"},  # "": the version
+    ),
 }
 THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
 
@@ -89,7 +93,8 @@ def test_third_parties_are_imported_where_they_belong(name: str) -> None:
     for module, inside in imports(name):
         top = module.split(".")[0]
         if top in PROVIDERS:
-            assert part(name) == "engine" or (part(name) == "shims" and inside), module
+            at_top = part(name) in ("engine", "verification")
+            assert at_top or (part(name) == "shims" and inside), module
         elif top in THIRD_PARTY:
             assert part(name) in THIRD_PARTY[top], module
         else:

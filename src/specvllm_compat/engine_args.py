@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specvllm_compat.contract import SourceLens
@@ -33,6 +34,18 @@ def configure(engine_args: Mapping[str, Any]) -> None:
     _check(engine_args, "configure(engine_args=…)")
     _configured.clear()
     _configured.update(engine_args)
+
+
+@contextlib.contextmanager
+def added(engine_args: Mapping[str, Any]) -> Iterator[None]:
+    """Add these to what ``configure()`` said, for the engines created inside the block."""
+    before = dict(_configured)
+    configure({**before, **engine_args})
+    try:
+        yield
+    finally:
+        _configured.clear()
+        _configured.update(before)
 
 
 def current() -> dict[str, Any]:

@@ -72,9 +72,12 @@ def generator(llama: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Run one of the scripts beside this file in a fresh process; returns what it reports."""
+    """Run one of the scripts beside this file in a fresh process; returns what it reports.
 
-    def run(script: str, *arguments: object, **variables: str) -> dict[str, Any]:
+    ``status`` is the exit status that it should have.
+    """
+
+    def run(script: str, *arguments: object, status: int = 0, **variables: str) -> dict[str, Any]:
         report = tmp_path / "report.json"
         finished = subprocess.run(
             [sys.executable, str(HERE / script), *map(str, arguments), str(report)],
@@ -83,7 +86,7 @@ def run_script(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             text=True,
             check=False,
         )
-        assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-6000:]
+        assert finished.returncode == status, finished.stdout[-2000:] + finished.stderr[-6000:]
         seen: dict[str, Any] = json.loads(report.read_text())
         TALLY.add(seen["prompts"], seen["largest_error"])
         return seen

@@ -1,10 +1,12 @@
-"""A worker that is killed in the middle of a call, then a second generator in the same process.
+"""A worker that is killed in the middle of a call, then a second generator in the same process,
+used in a ``with`` statement that an exception ends.
 
 Arguments: model folder, report file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -57,10 +59,11 @@ def main(model: Path, report: Path) -> None:
     thread.start()
     thread.join()
     processes = [handle.proc for handle in second.executor.workers]
-    second.executor.shutdown()
-    seen["after shutdown"] = refused(second, [[1, 2, 3]])
-    del second
+    with contextlib.suppress(KeyError), second as generator:
+        raise KeyError(generator)
     seen["alive"] = [process.is_alive() for process in processes]
+    seen["after the block"] = refused(second, [[1, 2, 3]])
+    del second, generator
     seen["children"] = len(multiprocessing.active_children())
     seen["ours in shared memory"] = [
         name for name in os.listdir("/dev/shm") if name.startswith("specvllm-")

@@ -16,6 +16,7 @@ import tiny
 import torch
 from oracle import TALLY, TOLERANCE, check_results, relative_error
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+from specvllm_compat.verification import huggingface, runs
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
@@ -90,6 +91,13 @@ def use_the_consumers_forward(worker: Any) -> None:
     model.forward = types.MethodType(custom_worker._patched_forward, model)
 
 
+def verdicts(generator: Any, model: Path) -> dict[str, str]:
+    """What the user's own check says."""
+    found = runs.check(generator)
+    reference = huggingface.check(str(model), generator.vllm_config.model_config, found)
+    return {check.name: check.verdict for check in [*found.checks, *reference]}
+
+
 def main(model: Path, report: Path) -> None:
     specvllm_compat.configure(engine_args=ENGINE_ARGS)
     make_deepseek(model)
@@ -97,6 +105,7 @@ def main(model: Path, report: Path) -> None:
     generator = VllmHiddenStatesGenerator(str(model), layer_ids=LAYER_IDS, max_model_len=256)
     prompts = tiny.prompts(9, 200, seed=31)
     check_results(generator.generate(prompts), prompts, model, LAYER_IDS)
+    seen: dict[str, Any] = {"verified": verdicts(generator, model)}
 
     generator.executor.collective_rpc(use_the_consumers_forward)
     longest = max(prompts, key=len)
@@ -107,7 +116,8 @@ def main(model: Path, report: Path) -> None:
         for found, wanted in zip(dropped["hidden_states"], expected, strict=True)
     ]
     assert min(errors) > 100 * TOLERANCE, f"the factor makes no difference: {errors}"
-    report.write_text(json.dumps({**TALLY.as_json(), "errors_without_us": errors}))
+    seen |= {"errors_without_us": errors, "verified_without_us": verdicts(generator, model)}
+    report.write_text(json.dumps({**TALLY.as_json(), **seen}))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,11 @@ def main(model: Path, report: Path) -> None:
             sum(map(len, prompts)) > 3 * STARVED["block_size"] * STARVED["num_gpu_blocks_override"]
         )
         check_results(generator.generate(prompts), prompts, model, DEFAULT_LAYER_IDS)
-    report.write_text(json.dumps({**TALLY.as_json(), "refusal": refused, "calls": generator.calls}))
+    seen = {**TALLY.as_json(), "refusal": refused, "calls": generator.calls}
+    workers = [handle.proc for handle in generator.executor.workers]
+    del generator
+    seen["alive after del"] = [worker.is_alive() for worker in workers]
+    report.write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""speculators is imported first. Arguments: model folder, report file.
+"""speculators is imported first; at the end the process is killed in the middle of a call.
 
 With transformers 5 that import fails by itself; the user then imports specvllm_compat and retries.
+Arguments: model folder, report file.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -31,7 +34,21 @@ def main(model: Path, report: Path) -> None:
     )
     prompts = tiny.prompts(15, 128, seed=15)
     check_results(generator.generate(prompts), prompts, model, LAYER_IDS)
-    report.write_text(json.dumps({**TALLY.as_json(), "first_import": FIRST_IMPORT}))
+    workers = [handle.proc.pid for handle in generator.executor.workers]
+    seen = {**TALLY.as_json(), "first_import": FIRST_IMPORT, "workers": workers}
+    report.write_text(json.dumps(seen))
+
+    steps, schedule = 0, generator.scheduler.schedule
+
+    def killed(*arguments: object) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return schedule(*arguments)
+
+    generator.scheduler.schedule = killed
+    generator.generate(prompts)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import tiny
 import torch
 from conftest import LAYER_IDS
 from oracle import check_results
+from vllm import sampling_params
+from vllm.sampling_params import SamplingParams
 
 GOOD = [[7, 8, 9, 10, 11], [300] * 20, [5] * 200]
 
@@ -45,6 +48,26 @@ def mix_up_labels(worker: Any) -> None:
 def lose_a_hook(worker: Any) -> None:
     """In a worker: one layer is no longer seen, as if it were not called as a module."""
     worker.specvllm_capture._handles[1].remove()
+
+
+def put_out_fewer_rows(worker: Any) -> None:
+    """In a worker: as sequence-parallel layers do, of which each rank has a part of the tokens."""
+    layer = worker.model_runner.model.model.layers[1]
+    right: list[Any] = []
+
+    def cut(_module: Any, _args: Any, output: Any) -> Any:
+        right.append(output)
+        return tuple(part[:-1] for part in output)
+
+    worker.cut = [
+        layer.register_forward_hook(cut, prepend=True),
+        layer.register_forward_hook(lambda *_: right.pop()),
+    ]
+
+
+def put_out_all_rows(worker: Any) -> None:
+    for handle in worker.cut:
+        handle.remove()
 
 
 def fail_once(worker: Any) -> None:
@@ -92,6 +115,16 @@ def test_a_layer_that_is_not_called_as_a_module_is_refused(generator: Any, llama
             generator.generate([[1, 2, 3]])
     finally:
         generator._setup_capture()
+    works(generator, llama)
+
+
+def test_fewer_rows_than_tokens_are_refused(generator: Any, llama: Path) -> None:
+    generator.executor.collective_rpc(put_out_fewer_rows)
+    try:
+        with pytest.raises(RuntimeError, match=r"decoder layer 1 put out \(2, 256\) for 3 tokens"):
+            generator.generate([[1, 2, 3]])
+    finally:
+        generator.executor.collective_rpc(put_out_all_rows)
     works(generator, llama)
 
 
@@ -146,6 +179,29 @@ def test_an_interrupt_waits_for_its_step_and_the_next_call_works(
     works(generator, llama)
 
 
+def test_tokens_that_others_sample_in_the_same_steps_do_not_shift_a_prompts_rows(
+    generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def more_tokens(**given: Any) -> Any:
+        return SamplingParams(**{**given, "max_tokens": 6, "ignore_eos": True})
+
+    scheduler, mixed = generator.scheduler, 0
+    schedule = scheduler.schedule
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal mixed
+        step = schedule(*args, **kwargs)
+        sampled = {scheduler.requests[i].num_output_tokens > 0 for i in step.num_scheduled_tokens}
+        mixed += sampled == {True, False}
+        return step
+
+    monkeypatch.setattr(sampling_params, "SamplingParams", more_tokens)
+    monkeypatch.setattr(scheduler, "schedule", counted)
+    prompts = tiny.prompts(60, 200, seed=6)
+    check_results(generator.generate(prompts), prompts, llama, LAYER_IDS)
+    assert mixed >= 3
+
+
 @pytest.mark.own_engine
 def test_a_killed_worker_fails_the_call_and_leaves_nothing_behind(
     run_script: Any, small_llama: Path
@@ -153,8 +209,29 @@ def test_a_killed_worker_fails_the_call_and_leaves_nothing_behind(
     seen = run_script("own_deaths.py", small_llama)
     assert "cannot be used any more" in seen["after"]
     assert "create a new one" in seen["after"]
-    assert "it was shut down" in seen["after shutdown"]
+    assert "it was shut down" in seen["after the block"]
     assert seen["prompts"] == 30
     assert seen["alive"] == [False]
     assert seen["children"] == 0
     assert seen["ours in shared memory"] == []
+
+
+def is_alive(process_id: int) -> bool:
+    """False for a process that has ended, also if nobody has asked for its exit status."""
+    try:
+        status = Path(f"/proc/{process_id}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.own_engine
+def test_speculators_is_imported_first_and_no_worker_outlives_a_killed_script(
+    run_script: Any, small_llama: Path
+) -> None:
+    seen = run_script("own_speculators_first.py", small_llama, status=-signal.SIGKILL)
+    assert seen["prompts"] >= 15
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, seen["workers"])) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(map(is_alive, seen["workers"]))

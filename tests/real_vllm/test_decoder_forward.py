@@ -23,3 +23,5 @@ def test_llama_4_scaling_reaches_every_layer_and_is_lost_with_the_consumers_forw
     assert seen["prompts"] == 9
     assert seen["largest_error"] <= TOLERANCE
     assert min(seen["errors_without_us"]) > 100 * TOLERANCE
+    assert "WRONG" not in seen["verified"].values(), seen["verified"]
+    assert seen["verified_without_us"]["Hugging Face"] == "WRONG", seen["verified_without_us"]

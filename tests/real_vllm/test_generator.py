@@ -342,8 +342,4 @@ def test_default_layers_of_a_shallow_model_in_a_subclass_with_fork_and_a_starved
     assert "max_num_seqs" in seen["refusal"]
     assert seen["calls"] == 2
     assert seen["prompts"] == 38
-
-
-@pytest.mark.own_engine
-def test_a_script_that_imports_speculators_first(run_script: Any, small_llama: Path) -> None:
-    assert run_script("own_speculators_first.py", small_llama)["prompts"] >= 15
+    assert seen["alive after del"] == [False]

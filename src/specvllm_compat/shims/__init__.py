@@ -7,6 +7,7 @@ from specvllm_compat.shim import Shim, installed
 from specvllm_compat.shims import (
     config_fields,
     constructors,
+    context_manager,
     decoder_forward,
     device_memory,
     generate,
@@ -34,6 +35,7 @@ CATALOG: dict[str, Shim] = {
     "decoder_forward_driver": decoder_forward.DRIVER,
     "decoder_forward": decoder_forward.WORKER,
     "generate": generate.SHIM,
+    "context_manager": context_manager.SHIM,
 }
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"

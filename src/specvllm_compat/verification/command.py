@@ -1,0 +1,77 @@
+"""The ``verify`` command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def add_to(commands: Any) -> None:
+    """Add ``verify`` to the commands of ``specvllm-compat``."""
+    parser = commands.add_parser(
+        "verify", help="start an engine for your model, and check its hidden states"
+    )
+    parser.add_argument("--model", required=True, help="a folder, or an id on the Hub")
+    parser.add_argument("--layer-ids", type=int, nargs="+", metavar="ID", help="of the generator")
+    parser.add_argument("--vllm-only", action="store_true", help="leave Hugging Face out")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="of the longest prompt")
+    parser.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="one of vLLM's engine arguments; the value is JSON, or else text",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0: all agree, 1: states are wrong, 2: bad input, or the engine did not start."""
+    from specvllm_compat.verification import verify
+
+    try:
+        engine_args = dict(_engine_arg(text) for text in options.engine_arg)
+        with _output_to_stderr():  # vLLM and its workers write to stdout
+            report = verify(
+                options.model,
+                layer_ids=options.layer_ids,
+                vllm_only=options.vllm_only,
+                engine_args=engine_args,
+                max_model_len=options.max_model_len,
+            )
+    except Exception as error:  # noqa: BLE001  # of vLLM, of transformers: all end the command
+        print(f"specvllm-compat verify: {error or type(error).__name__}", file=sys.stderr)
+        return 2
+    print(report.as_json() if options.json else report.as_text())
+    return report.exit_status
+
+
+def _engine_arg(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--engine-arg {text}: write NAME=VALUE")
+    name = name.removeprefix("--").replace("-", "_")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send what this process and its children write to file descriptor 1 to 2."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
