@@ -117,8 +117,6 @@ def examine(name: str, folder: Path) -> dict[str, Any]:
             if not seen:
                 error = largest_error(made.generate(prompts), prompts, reference)
                 seen |= {"prompts": len(prompts), "dtype": dtype, "error": error}
-            if family.by_auxiliary_outputs:
-                break
             compared = auxiliary_outputs.compared(made, prompts[-1])
         if compared is None:
             break

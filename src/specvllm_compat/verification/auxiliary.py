@@ -9,17 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from specvllm_compat.engine.families import decoder_layers
+from specvllm_compat.engine.families import decoder_layers, needs_auxiliary_outputs
 
 _KEPT = "specvllm_auxiliary"
 
 
 def keep(worker: Any, layer_ids: list[int]) -> bool:
-    """Have the base model put out auxiliary states, and keep them; False if it has none."""
+    """Have the base model put out auxiliary states, and keep them.
+
+    False if it has none, or if they are where the states come from in the first place.
+    """
     model = worker.model_runner.model
     layers = decoder_layers(model, worker.vllm_config.model_config)
     base = next(m for m in model.modules() if any(child is layers for child in m.children()))
-    if not hasattr(base, "aux_hidden_state_layers"):
+    if not hasattr(base, "aux_hidden_state_layers") or needs_auxiliary_outputs(layers[0]):
         return False
     kept: list[list[torch.Tensor]] = []
     before, forward = base.aux_hidden_state_layers, base.forward

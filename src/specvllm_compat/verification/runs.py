@@ -111,7 +111,7 @@ def _auxiliary(generator: Any, found: Found) -> Iterator[Pair]:
     rpc = generator.executor.collective_rpc
     ids = sorted(set(found.layer_ids))
     if not rpc(auxiliary.keep, args=(ids,))[0]:
-        raise NotRun("this vLLM has none for this model")
+        raise NotRun("vLLM has none for this model, or they are the source")
     n = len(found.prompts) - 2
     try:
         [ours] = _states(generator, [found.prompts[n]])
