@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import auxiliary_outputs
 import specvllm_compat
@@ -31,7 +32,6 @@ from specvllm_compat.engine import families as engine_families
 from transformers import AutoConfig
 from vllm.model_executor.models import registry
 
-AUXILIARY = engine_families.AUXILIARY
 LAYER_IDS = [3, 0, 2, 1]
 MAX_MODEL_LEN = 200
 LONGEST = 120
@@ -54,16 +54,14 @@ def generator(folder: Path, family: Family, dtype: str) -> Iterator[Any]:
     """A generator for the model in ``folder``, and the end of its worker."""
     engine_args = {"dtype": dtype, "max_num_batched_tokens": 512, **family.engine_args}
     specvllm_compat.configure(engine_args=engine_args)
-    if family.by_auxiliary_outputs:  # the worker is forked: it sees this, too
-        engine_families.AUXILIARY = frozenset([family.model_type])
-    made = Generator(str(folder), layer_ids=LAYER_IDS, max_model_len=MAX_MODEL_LEN)
-    try:
+    by_auxiliary_outputs = {family.model_type} if family.by_auxiliary_outputs else set()
+    # The worker is forked: it sees this, too.
+    with (
+        patch.object(engine_families, "AUXILIARY", frozenset(by_auxiliary_outputs)),
+        Generator(str(folder), layer_ids=LAYER_IDS, max_model_len=MAX_MODEL_LEN) as made,
+    ):
         yield made
-    finally:
-        engine_families.AUXILIARY = AUXILIARY
-        made.executor.shutdown()
-        del made
-        gc.collect()
+    gc.collect()
 
 
 def save(family: Family, folder: Path) -> Path:
