@@ -68,7 +68,7 @@ class Family:
     """Release -> what the error says there: why this release cannot run this family on a CPU."""
 
 
-# A window that no prompt fills: vLLM's is one token longer than Hugging Face's from 0.32 on.
+# A window that no prompt fills: vLLM's is one token longer than Hugging Face's from 0.30 on.
 COHERE2 = {"head_dim": 64, "sliding_window": 256, "tie_word_embeddings": True}
 MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 8,
