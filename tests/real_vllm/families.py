@@ -363,32 +363,6 @@ FAMILIES: dict[str, Family] = {
         },
         engine_args=NO_CUSTOM_OPS,
     ),
-    "qwen3_next": Family(
-        model_type="qwen3_next",
-        config={
-            **BASE,
-            **EXPERTS,
-            "head_dim": 64,
-            "num_experts": 4,
-            "shared_expert_intermediate_size": 128,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 64,
-            "linear_value_head_dim": 64,
-            "layer_types": [
-                "linear_attention",
-                "full_attention",
-                "linear_attention",
-                "full_attention",
-            ],
-        },
-        engine_args=NO_CUSTOM_OPS,
-        bfloat16_in=("0.26.0", "0.32.0"),
-        fails={
-            "0.12.0": "too many values to unpack",
-            "0.26.0": "Input tensor dtype mismatch",
-        },
-    ),
     "qwen2_5_vl": Family(
         model_type="qwen2_5_vl",
         config={
