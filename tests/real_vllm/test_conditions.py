@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -163,7 +164,9 @@ def test_an_interrupt_waits_for_its_step_and_the_next_call_works(
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         nonlocal steps
         steps += 1
-        if steps == 3:
+        if steps == 3:  # as a terminal does: every process gets it
+            for worker in generator.executor.workers:
+                os.kill(worker.proc.pid, signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return schedule(*args, **kwargs)
 
