@@ -152,3 +152,19 @@ def test_vllm_finds_the_plugin_by_the_entry_point() -> None:
     assert 'specvllm_compat = "specvllm_compat:plugin"' in group
     facade = {n.name for n in parse(OWN).body if isinstance(n, ast.FunctionDef)}
     assert {"plugin", "install", "uninstall", "status", "configure"} <= facade
+
+
+def test_every_test_that_the_table_of_faults_names_is_there() -> None:
+    table = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    defined = {
+        node.name
+        for path in files
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    named = set(re.findall(r"`(test_\w+)`", table))
+    assert len(named) > 20
+    assert named <= defined
+    paths = set(re.findall(r"`(tests/[\w/]+\.py)`", table))
+    assert paths <= {path.relative_to(ROOT).as_posix() for path in files}
