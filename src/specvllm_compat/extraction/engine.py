@@ -1,0 +1,67 @@
+"""The user's own vLLM and speculators, through the shims of this package."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specvllm_compat.extraction.errors import BadInput
+from specvllm_compat.extraction.job import Produce
+from specvllm_compat.extraction.preprocess import Sample
+
+_CLOSED = ("model", "max_model_len", "max_num_batched_tokens")
+
+
+def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """These, over what was configured before, checked against the installed vLLM.
+
+    Raises:
+        BadInput: it has no such argument, or states would be wrong, or an option of ours sets it.
+    """
+    from specvllm_compat import engine_args
+
+    if taken := [name for name in given if name in _CLOSED]:
+        raise BadInput(f"--engine-arg {taken[0]}: there is an option of its own for this")
+    before = engine_args.current()
+    try:
+        engine_args.configure({**before, **given})
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    finally:
+        engine_args.configure(before)
+    return {**before, **given}
+
+
+@contextlib.contextmanager
+def engine(
+    model: str,
+    layer_ids: Sequence[int],
+    max_model_len: int,
+    batch_tokens: int,
+    arguments: Mapping[str, Any],
+) -> Iterator[Produce]:
+    """A generator with the model loaded; its workers end with the block."""
+    import specvllm_compat
+    from specvllm_compat import engine_args
+
+    before = engine_args.current()
+    specvllm_compat.configure(engine_args={**arguments, "max_num_batched_tokens": batch_tokens})
+    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+
+    try:
+        generator = VllmHiddenStatesGenerator(
+            model, layer_ids=list(layer_ids), max_model_len=max_model_len
+        )
+    finally:
+        engine_args.configure(before)
+
+    def produce(_: list[int], samples: list[Sample]) -> Iterator[tuple[int, Sequence[Any]]]:
+        results = generator.generate([tokens.tolist() for tokens, _ in samples])
+        for at, result in enumerate(results):
+            yield at, result["hidden_states"]
+
+    try:
+        yield produce
+    finally:
+        generator.executor.shutdown()
