@@ -48,7 +48,9 @@ def rows(count: int, *, longest: int = 200, seed: int = 0) -> list[dict[str, Any
     for _ in range(count):
         length = draw.randint(2, longest)
         tokens = [draw.randrange(VOCABULARY) for _ in range(length)]
-        made.append({"input_ids": tokens, "loss_mask": [int(i > length // 2 - 1) for i in range(length)]})
+        made.append(
+            {"input_ids": tokens, "loss_mask": [int(i > length // 2 - 1) for i in range(length)]}
+        )
     return made
 
 

@@ -23,13 +23,13 @@ def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
     if taken := [name for name in given if name in _CLOSED]:
         raise BadInput(f"--engine-arg {taken[0]}: there is an option of its own for this")
-    before = engine_args.current()
     try:
-        engine_args.configure({**before, **given})
+        before = engine_args.current()
+        if given:
+            engine_args.configure({**before, **given})
+            engine_args.configure(before)
     except ValueError as error:
         raise BadInput(str(error)) from None
-    finally:
-        engine_args.configure(before)
     return {**before, **given}
 
 

@@ -70,7 +70,7 @@ def read_model(name: str, engine_dtype: str | None = None) -> Model:
     except CannotTell as error:
         raise BadInput(str(error)) from None
     layers, hidden = dimensions(config)
-    _, problems = model_facts(config, SourceLens(), [layers - 1], 1)
+    _, problems = model_facts(config, SourceLens(kept=True), [layers - 1], 1)
     if problems:
         raise BadInput(f"{name}: {'; '.join(problems)}")
     return Model(
