@@ -97,7 +97,7 @@ stand_in.fails_in = 0
 def extract(**options: Any) -> Report:
     """`extract` on the stand-in; groups of about 800 tokens unless told otherwise."""
     extracting.engine = stand_in
-    return extracting.extract(**{"batch_tokens": 100, "max_model_len": 256, **options})
+    return extracting.extract(**{"batch_tokens": 25, "max_model_len": 256, **options})
 
 
 def tree(folder: Path) -> dict[str, bytes]:

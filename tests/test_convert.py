@@ -54,7 +54,7 @@ def test_a_conversion_equals_an_extraction_and_goes_back(
 
 
 def foreign(folder: Path, holes: tuple[int, ...] = ()) -> Path:
-    """As speculators' script leaves it: samples, and a description with the ids as they were asked."""
+    """As speculators' script leaves it: the description has the layer ids as they were asked."""
     folder.mkdir()
     for index, row in enumerate(ROWS):
         if index in holes:

@@ -279,11 +279,11 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 def test_a_rank_that_runs_already_is_refused(options: dict[str, Any]) -> None:
     def again(*_: Any) -> Any:
         with pytest.raises(BadInput, match=r"another process writes to .*--rank"):
-            jobs.extracting.extract(**options, batch_tokens=100, max_model_len=256)
+            jobs.extracting.extract(**options, batch_tokens=25, max_model_len=256)
         return jobs.stand_in(*_)
 
     jobs.extracting.engine = again
-    jobs.extracting.extract(**options, batch_tokens=100, max_model_len=256)
+    jobs.extracting.extract(**options, batch_tokens=25, max_model_len=256)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_rank_that_runs_already_is_refused(options: dict[str, Any]) -> None:
         ({"dtype": "float32"}, "hidden_states.dtype 'auto', not 'float32'"),
         ({"format": "safetensors"}, "hidden_states.format 'pt', not 'safetensors'"),
         ({"max_model_len": 128}, "max_model_len 256, not 128"),
-        ({"batch_tokens": 300}, "batch_tokens 100, not 300"),
+        ({"batch_tokens": 300}, "batch_tokens 25, not 300"),
         ({"max_samples": 3}, "max_samples None, not 3"),
     ],
 )

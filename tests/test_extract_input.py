@@ -119,7 +119,8 @@ def test_bad_rows_are_skipped_and_listed(options: dict[str, Any], tmp_path: Path
         file.write("{cut\n")
     report = extracting.extract(**options, max_skipped=0.5)
     assert (report.samples, report.skipped) == (len(ROWS), len(BAD_ROWS) + 1)
-    listed = [json.loads(line) for line in open(options["output_dir"] / "skipped.jsonl")]
+    text = (options["output_dir"] / "skipped.jsonl").read_text()
+    listed = [json.loads(line) for line in text.splitlines()]
     assert [entry["row"] for entry in listed] == [*range(2, 2 + len(BAD_ROWS)), len(lines)]
     for entry, reason in zip(listed, [*BAD_ROWS, "no JSON"], strict=True):
         assert reason in entry["reason"]

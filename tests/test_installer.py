@@ -317,6 +317,22 @@ def test_an_inherited_method_leaves_no_copy_behind(acme: Tree) -> None:
     ]  # fmt: skip
 
 
+def test_a_method_that_the_class_lacks_is_added_and_taken_away(acme: Tree) -> None:
+    told = acme.tells("""
+        from shims_for_acme import *
+        def added(module):
+            return lambda self: "added to " + type(self).__name__
+        use((Era(since="0.11.0", probe=has("acme:Tool"),
+                 provide={"Tool.more": added, "Absent.more": added}),))
+        specvllm_compat.install()
+        import acme
+        more = acme.Tool().more()
+        undone = specvllm_compat.uninstall()
+        tell([more, undone, hasattr(acme.Tool, "more"), hasattr(acme, "Absent")])
+    """)
+    assert told == ["added to Tool", [["acme:Tool.more", "REMOVED"]], False, False]
+
+
 def test_our_own_fault_breaks_no_import_and_is_named_when_used(acme: Tree) -> None:
     finished = acme.run("""
         import specvllm_compat

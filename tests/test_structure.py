@@ -17,7 +17,7 @@ FILES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 OWN = "specvllm_compat"
-PROVIDERS = {"vllm", "torch", "speculators", "transformers"}
+PROVIDERS = {"vllm", "torch", "psutil", "speculators", "transformers"}
 LONGEST = 340
 
 # Module -> own modules (and those below them) that it may import at the top, inside functions

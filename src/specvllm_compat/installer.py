@@ -127,15 +127,16 @@ def _apply(session: Session, shim: Shim, module: ModuleType, entry: Entry) -> No
     for qualname, adapter in era.adapt.items():
         if _reachable(module, qualname):  # the releases of the consumer differ in their seams
             entry.undo.append(_wrap(session, module, qualname, adapter))
-    for attribute, provider in era.provide.items():
-        entry.undo.append(_put(module, attribute, provider(module)))
+    for qualname, provider in era.provide.items():
+        if _reachable(module, qualname.rpartition(".")[0]):
+            entry.undo.append(_put(module, qualname, provider(module)))
     entry.verdict, entry.era = verdict, era.since
     log.log(DEBUG if era.native else INFO, "%s: %s, era %s", entry.shim, entry.verdict, era.since)
 
 
 def _reachable(module: ModuleType, qualname: str) -> bool:
     found: Any = module
-    for attribute in qualname.split("."):
+    for attribute in filter(None, qualname.split(".")):
         found = getattr(found, attribute, _MISSING)
     return found is not _MISSING
 
@@ -158,27 +159,29 @@ def _wrap(session: Session, module: ModuleType, qualname: str, adapter: Adapter)
     return f"{module.__name__}:{qualname}", undo
 
 
-def _put(module: ModuleType, attribute: str, value: Any) -> Undo:
-    """Set a module's attribute; a module among modules is also made importable."""
-    before = vars(module).get(attribute, _MISSING)
-    setattr(module, attribute, value)
-    dotted = f"{module.__name__}.{attribute}"
+def _put(module: ModuleType, qualname: str, value: Any) -> Undo:
+    """Set an attribute of a module or a class; a module among modules is also made importable."""
+    path, _, attribute = qualname.rpartition(".")
+    parent = wrapt.resolve_path(module, path)[2] if path else module
+    before = vars(parent).get(attribute, _MISSING)
+    setattr(parent, attribute, value)
+    dotted = f"{module.__name__}.{qualname}"
     importable = isinstance(value, ModuleType) and value.__name__ == dotted
     if importable:
         sys.modules[dotted] = value
 
     def undo() -> str:
-        if vars(module).get(attribute) is not value:
+        if vars(parent).get(attribute) is not value:
             return _BURIED
         if importable:
             sys.modules.pop(dotted, None)
         if before is _MISSING:
-            delattr(module, attribute)
+            delattr(parent, attribute)
         else:
-            setattr(module, attribute, before)
+            setattr(parent, attribute, before)
         return _REMOVED
 
-    return f"{module.__name__}:{attribute}", undo
+    return f"{module.__name__}:{qualname}", undo
 
 
 def _refuse(session: Session, shim: Shim, module: ModuleType, entry: Entry, text: str) -> None:

@@ -7,25 +7,35 @@ memory, warms up and builds the scheduler.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from specvllm_compat.engine import capture
-from specvllm_compat.engine.capture import Description, Step
+from specvllm_compat.engine.capture import Description, Reply, Step
 from specvllm_compat.engine.families import CaptureError
 
 log = logging.getLogger("specvllm_compat")
+
+# Call a method in all workers: (executor, its name, its arguments) -> what waits for the replies
+Send = Callable[[Any, str, "tuple[Any, ...]"], Callable[[], "list[Any]"]]
+# One step's rows, of one pipeline stage: {layer id: states [rows, hidden]}
+Captured = list[tuple[Step, dict[int, torch.Tensor]]]
 
 _engines: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 
 
 class Engine:
-    """Executor, scheduler and KV cache config of one EngineCore, and its captured states."""
+    """Executor, scheduler and KV cache config of one EngineCore, and its captured states.
 
-    def __init__(self, vllm_config: Any) -> None:
+    ``execute`` names the worker's method that makes a step whole: ``specvllm_execute`` or
+    ``specvllm_execute_and_sample``.
+    """
+
+    def __init__(self, vllm_config: Any, execute: str, send: Send) -> None:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
@@ -37,6 +47,8 @@ class Engine:
 
         self.vllm_config = vllm_config
         self.broken: str | None = None
+        self.busy = False
+        self._execute, self._send = execute, send
         try:
             core = EngineCore(vllm_config, executor_class, log_stats=False)
         except BaseException:
@@ -72,8 +84,7 @@ class Engine:
                 continue
             try:
                 states = reply.segment.map()
-                reply.segment.unlink()
-            except FileNotFoundError:
+            except OSError:
                 states = None
                 log.warning("worker %d is on another host: its states travel by RPC", rank)
             self._sources.append((rank, reply, states))
@@ -83,20 +94,29 @@ class Engine:
         """The distinct ids that are captured, over all pipeline stages, ascending."""
         return sorted(i for _, description, _ in self._sources for i in description.layer_ids)
 
-    def collect(self) -> list[tuple[Step, dict[int, torch.Tensor]]]:
-        """The last step: per pipeline stage its rows, and ``{layer id: states [rows, hidden]}``.
+    def start(self, scheduler_output: Any) -> Callable[[], tuple[Any, Captured]]:
+        """Have the workers run a step; returns what waits for its end.
 
-        The states are valid until the next step.
+        That returns vLLM's output and, per pipeline stage, the rows. The states are valid until
+        the end of the next step but one.
         """
         pickled = any(states is None for _, _, states in self._sources)
-        replies = self.executor.collective_rpc(capture.take, args=(pickled,))
-        found = []
-        for rank, description, mapped in self._sources:
-            step: Step = replies[rank]
-            states = step.states if mapped is None else mapped
-            assert states is not None
-            found.append((step, dict(zip(description.layer_ids, states, strict=True))))
-        return found
+        arguments = (scheduler_output, self.executor.output_rank, pickled)
+        replies = self._send(self.executor, self._execute, arguments)
+
+        def finish() -> tuple[Any, Captured]:
+            answers: list[Reply] = replies()
+            if error := next((answer.error for answer in answers if answer.error), None):
+                raise CaptureError(error)
+            found = []
+            for rank, description, mapped in self._sources:
+                if step := answers[rank].step:
+                    states = step.states if mapped is None else mapped[step.buffer]
+                    assert states is not None
+                    found.append((step, dict(zip(description.layer_ids, states, strict=True))))
+            return answers[self.executor.output_rank].output, found
+
+        return finish
 
     def captured_by_layer_or_request(self, by_request: bool) -> Any:
         """States of all steps that were not collected, for scripts that run steps themselves.
@@ -104,7 +124,7 @@ class Engine:
         By request: ``{request id: [states [tokens, hidden] per layer]}``; else one tensor of all
         rows per layer. Layers ascend, each once. None if nothing was captured.
         """
-        replies = self.executor.collective_rpc(capture.take_all)
+        replies = self.executor.collective_rpc("specvllm_take_all")
         layers: dict[int, list[torch.Tensor]] = {}
         requests: dict[str, dict[int, list[torch.Tensor]]] = {}
         for rank, description, _ in self._sources:
@@ -125,7 +145,12 @@ class Engine:
             for request_id, parts in requests.items()
         }
 
-    def recover(self, request_ids: list[str], error: BaseException) -> None:
+    def recover(
+        self,
+        request_ids: list[str],
+        running: Iterable[Callable[[], Any]],
+        error: BaseException,
+    ) -> None:
         """After a failed call: drop its requests and run until the engine is empty, or give up.
 
         An interrupted RPC leaves its reply behind, which the next call would take for its own;
@@ -134,17 +159,20 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         self.broken = f"an earlier call failed ({type(error).__name__}: {error})"
-        if getattr(self.executor, "is_failed", False):
+        if getattr(self.executor, "is_failed", False) or not self._end.alive:
             return
         try:
+            for finish in running:
+                with contextlib.suppress(Exception):  # its reply was read, which is what counts
+                    finish()
             nonce = uuid.uuid4().hex
-            if set(self.executor.collective_rpc(capture.clean, args=(nonce,))) != {nonce}:
+            if set(self.executor.collective_rpc("specvllm_clean", args=(nonce,))) != {nonce}:
                 return
             live = [i for i in request_ids if i in self.scheduler.requests]
             self.scheduler.finish_requests(live, RequestStatus.FINISHED_ABORTED)
             if self.scheduler.has_requests():
                 step = self.scheduler.schedule()
-                self.scheduler.update_from_output(step, self.executor.execute_model(step))
+                self.scheduler.update_from_output(step, self.start(step)()[0])
             self.broken = None
         except Exception:
             log.exception("the engine could not be cleaned up after a failed call")
@@ -152,6 +180,11 @@ class Engine:
     def check_usable(self) -> None:
         if getattr(self.executor, "is_failed", False):
             self.broken = self.broken or "a worker process died"
+        if self.busy:
+            raise RuntimeError(
+                "this generator is at work: let its generate() return, or exhaust or close() what "
+                "iter_generate() gave you"
+            )
         if self.broken:
             raise RuntimeError(
                 f"This engine cannot be used any more: {self.broken}. Delete the generator and "

@@ -8,7 +8,9 @@ requests and are not captured.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from specvllm_compat.engine.families import (
     is_here,
     refuse_layer,
 )
-from specvllm_compat.engine.transport import Segment, create
+from specvllm_compat.engine.transport import BUFFERS, Segment, create, writer
 
 # Rows of a step in order: (request id, position of the first token, number of tokens)
 Labels = list[tuple[str, int, int]]
@@ -33,7 +35,17 @@ class Step:
 
     labels: Labels
     token_ids: torch.Tensor  # int32 [rows]
+    buffer: int  # of the segment, that holds the states
     states: torch.Tensor | None  # [layers, rows, hidden], for a driver that cannot map them
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker has to say of a step it ran."""
+
+    output: Any  # vLLM's own, of the one worker that speaks for all
+    step: Step | None  # None where nothing was run, or another rank holds the same states
+    error: str | None  # why states could not be captured or attributed, or are not sound
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,8 @@ class Capture:
     """The states of the requested layers in one worker, step by step.
 
     States are [layers, rows, hidden] in the model's dtype, on the CPU. A step's states are valid
-    until the next step begins; `take` hands its labels over, `reset` drops what was not taken.
+    until `BUFFERS` further steps have begun; `take` hands its labels over, `reset` drops what was
+    not taken.
     """
 
     def __init__(self, worker: Any, layer_ids: list[int]) -> None:
@@ -66,7 +79,7 @@ class Capture:
             self.layer_ids = ()
         self._handles = []
         self._rows = 0  # of the running step; 0 outside of steps
-        self._ranges: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # lowest, highest value
+        self._norms: dict[int, torch.Tensor] = {}
         self._error: str | None = None
         self._labels: Labels | None = None
         self._untaken: list[tuple[Labels, torch.Tensor]] = []
@@ -74,19 +87,26 @@ class Capture:
         if not self.layer_ids:
             return
         refuse_layer(layers[self.layer_ids[0]])
-        segment = create(
+        segment, self._descriptor = create(
             len(self.layer_ids),
             config.scheduler_config.max_num_batched_tokens,
             config.model_config.get_hidden_size(),
             config.model_config.dtype,
         )
         self.description = Description(self.layer_ids, segment)
-        self.states = segment.map()
+        self._buffers = segment.map()
+        self._buffer = 0
+        self._writer = writer(next(self._runner.model.parameters()).device, self._buffers)
         for index, layer_id in enumerate(self.layer_ids):
             hook = self._recorder(index, layers[layer_id])
             self._handles.append(layers[layer_id].register_forward_hook(hook))
         self._execute_model = worker.execute_model
         worker.execute_model = self._execute
+
+    @property
+    def states(self) -> torch.Tensor:
+        """The states of the last step, [layers, rows, hidden]; rows behind its own are older."""
+        return self._buffers[self._buffer]
 
     @classmethod
     def start(cls, worker: Any, layer_ids: list[int]) -> Capture:
@@ -95,6 +115,9 @@ class Capture:
             running._stop()
         capture = cls(worker, layer_ids)
         setattr(worker, _ATTRIBUTE, capture)
+        # RPCs go by name: vLLM 0.11.0 asks functions that it unpickled for one, in vain.
+        for function in (execute, execute_and_sample, take_all, clean):
+            setattr(worker, f"specvllm_{function.__name__}", MethodType(function, worker))
         return capture
 
     @staticmethod
@@ -110,6 +133,7 @@ class Capture:
             handle.remove()
         if self.layer_ids:
             self._worker.execute_model = self._execute_model
+            os.close(self._descriptor)
 
     def reset(self) -> None:
         """Drop states that were not taken."""
@@ -119,20 +143,19 @@ class Capture:
     def take(self, with_states: bool) -> Step | None:
         """The last step, once; with its states for a driver that can't map them.
 
-        None where another rank holds the same states.
+        None if no step was run, or another rank holds the same states.
 
         Raises:
-            CaptureError: the step's states could not be captured or attributed, or are not finite.
+            CaptureError: the step's states could not be captured or attributed, or are not sound.
         """
-        if not self.layer_ids:
-            return None
         self._raise_error()
-        if self._untaken or self._labels is None:
-            raise CaptureError("steps and calls are out of order: not one step since the last call")
+        if self._labels is None:
+            return None
         labels, self._labels = self._labels, None
         rows = sum(count for _, _, count in labels)
         token_ids = self._runner.input_ids.cpu[:rows].clone()
-        return Step(labels, token_ids, self.states[:, :rows].clone() if with_states else None)
+        states = self.states[:, :rows].clone() if with_states else None
+        return Step(labels, token_ids, self._buffer, states)
 
     def take_all(self) -> list[tuple[Labels, torch.Tensor]]:
         """Labels and states of every step since the last reset or take."""
@@ -160,7 +183,8 @@ class Capture:
             return self._execute_model(scheduler_output, *args, **kwargs)
         self._keep()
         self._rows = rows
-        self._ranges.clear()
+        self._buffer = (self._buffer + 1) % BUFFERS
+        self._norms.clear()
         try:
             output = self._execute_model(scheduler_output, *args, **kwargs)
         finally:
@@ -176,12 +200,18 @@ class Capture:
     def _check(self, labels: Labels, rows: int) -> None:
         """Every layer ran, every value is finite, and no layer is nothing but zeros."""
         for index, layer_id in enumerate(self.layer_ids):
-            if index not in self._ranges:
+            if index not in self._norms:
                 raise CaptureError(f"decoder layer {layer_id} was not called as a module")
-            low, high = (float(value) for value in self._ranges[index])
-            if math.isfinite(low) and math.isfinite(high) and (low or high or rows == 1):
+        norms = torch.stack([self._norms[i] for i in range(len(self.layer_ids))]).tolist()
+        self._writer.finish()
+        for layer_id, norm, states in zip(
+            self.layer_ids, norms, self.states[:, :rows], strict=True
+        ):
+            if norm and math.isfinite(norm):
                 continue
-            finite = torch.isfinite(self.states[index, :rows]).all(dim=1)
+            finite = torch.isfinite(states).all(dim=1)  # squares can overflow, and underflow
+            if finite.all() and (rows == 1 or states.any()):
+                continue
             row = int(finite.logical_not().nonzero()[0]) if not finite.all() else 0
             what = "zero in all rows" if finite.all() else "not finite"
             for request_id, start, count in labels:
@@ -221,7 +251,7 @@ class Capture:
     def _write(self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Write hidden + residual at once: fused norms of the next layer change both in place."""
         layer_id = self.layer_ids[index]
-        if index in self._ranges:
+        if index in self._norms:
             raise CaptureError(f"decoder layer {layer_id} ran twice in one step")
         if hidden.dim() == 3 and hidden.shape[0] == 1:  # Transformers-backend models
             hidden = hidden[0]
@@ -232,14 +262,10 @@ class Capture:
                 f"decoder layer {layer_id} put out {tuple(hidden.shape)} for {self._rows} tokens "
                 f"of width {into.shape[1]}"
             )
-        hidden = hidden[: self._rows]
-        if residual is None:
-            into.copy_(hidden)
-        elif hidden.device == into.device and hidden.dtype == residual.dtype == into.dtype:
-            torch.add(hidden, residual.view(-1, into.shape[1])[: self._rows], out=into)
-        else:
-            into.copy_(hidden + residual.view(-1, into.shape[1])[: self._rows])
-        self._ranges[index] = torch.aminmax(into)  # NaN and infinity come through
+        if residual is not None:
+            residual = residual.view(-1, into.shape[1])[: self._rows]
+        written = self._writer.write(into, hidden[: self._rows], residual)
+        self._norms[index] = torch.linalg.vector_norm(written)
 
 
 def _is_first_of_its_stage() -> bool:
@@ -248,13 +274,36 @@ def _is_first_of_its_stage() -> bool:
     return bool(get_tp_group().rank_in_group == 0)
 
 
-def take(worker: Any, with_states: bool) -> Step | None:
-    """`Capture.take`, to be called by RPC."""
-    return Capture.of(worker).take(with_states)
+# --- what the driver calls by RPC, with ``specvllm_`` before its name
+
+
+def execute(worker: Any, scheduler_output: Any, output_rank: int, with_states: bool) -> Reply:
+    """Run a step that is whole when ``execute_model`` returns."""
+    Capture.of(worker).reset()
+    return _reply(worker, worker.execute_model(scheduler_output), output_rank, with_states)
+
+
+def execute_and_sample(
+    worker: Any, scheduler_output: Any, output_rank: int, with_states: bool
+) -> Reply:
+    """Run a step that ``sample_tokens`` has to close."""
+    Capture.of(worker).reset()
+    output = worker.execute_model(scheduler_output)
+    if output is None:
+        output = worker.sample_tokens(None)
+    return _reply(worker, output, output_rank, with_states)
+
+
+def _reply(worker: Any, output: Any, output_rank: int, with_states: bool) -> Reply:
+    output = output if worker.rank == output_rank else None
+    try:
+        return Reply(output, Capture.of(worker).take(with_states), None)
+    except CaptureError as error:
+        return Reply(output, None, str(error))
 
 
 def take_all(worker: Any) -> list[tuple[Labels, torch.Tensor]]:
-    """`Capture.take_all`, to be called by RPC."""
+    """`Capture.take_all`."""
     return Capture.of(worker).take_all()
 
 

@@ -5,35 +5,47 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
-from specvllm_compat.engine.assembly import Engine
+from specvllm_compat.engine.assembly import Captured, Engine
 from specvllm_compat.engine.families import CaptureError
+
+_RUNNING = 2  # steps: while the workers compute one, the one before it is sorted
 
 
 class _Rows:
     """One request's states as they come in: chunk by chunk, again from the start if preempted."""
 
-    def __init__(self, token_ids: list[int]) -> None:
-        self.token_ids = torch.tensor(token_ids, dtype=torch.int32)
-        self.tokens = len(token_ids)
+    def __init__(self, request: Any, layer_ids: list[int]) -> None:
+        self.request = request
+        self._id: str = request.request_id
+        self._token_ids = torch.tensor(request.prompt_token_ids, dtype=torch.int32)
+        self.tokens = len(self._token_ids)
         self.layers: dict[int, torch.Tensor] = {}
-        self._filled: dict[int, int] = {}
+        self._filled = dict.fromkeys(layer_ids, 0)
 
-    def check(self, request_id: str, start: int, token_ids: torch.Tensor) -> None:
-        """Refuse rows of other tokens than the prompt's, of which the prompt has ``tokens``."""
-        expected = self.token_ids[start : start + len(token_ids)]
+    @property
+    def complete(self) -> bool:
+        """As many rows as tokens, in every layer."""
+        return all(filled == self.tokens for filled in self._filled.values())
+
+    def check(self, start: int, token_ids: torch.Tensor) -> None:
+        """Refuse rows of other tokens than the prompt's; rows past the prompt are not asked for."""
+        expected = self._token_ids[start : start + len(token_ids)]
         if not torch.equal(token_ids[: len(expected)], expected):
-            raise CaptureError(f"rows of {request_id!r} from {start} on are of other tokens")
+            raise CaptureError(f"rows of {self._id!r} from {start} on are of other tokens")
 
     def add(self, layer_id: int, start: int, rows: torch.Tensor) -> None:
-        """Copy rows [n, hidden] to where they belong; rows past the prompt are not asked for."""
-        filled = self._filled.get(layer_id, 0)
+        """Copy rows [n, hidden] to where they belong."""
+        filled = self._filled[layer_id]
         if start > filled:
-            raise CaptureError(f"layer {layer_id}: rows {filled} to {start} are missing")
+            raise CaptureError(
+                f"{self._id!r}, layer {layer_id}: rows {filled} to {start} are missing"
+            )
         end = min(start + len(rows), self.tokens)
         if layer_id not in self.layers:
             self.layers[layer_id] = rows.new_empty(self.tokens, rows.shape[1])
@@ -41,41 +53,130 @@ class _Rows:
             self.layers[layer_id][start:end].copy_(rows[: end - start])
             self._filled[layer_id] = end
 
-    def complete(self, layer_ids: list[int]) -> dict[int, torch.Tensor]:
-        short = {i: self._filled.get(i, 0) for i in layer_ids if self._filled.get(i) != self.tokens}
-        if short:
-            raise CaptureError(f"{self.tokens} tokens, but rows per layer: {short}")
-        return self.layers
+    def refuse(self) -> None:
+        """Raise: the engine is done with the request, and rows are missing."""
+        raise CaptureError(
+            f"{self._id!r}: {self.tokens} tokens, but rows per layer: {self._filled}"
+        )
 
 
-def run(engine: Engine, requests: list[Any]) -> list[dict[int, torch.Tensor]]:
-    """Prefill every request; per request ``{layer id: states [tokens, hidden]}``, on the CPU.
+def run(engine: Engine, requests: Iterable[Any]) -> Iterator[tuple[Any, dict[int, torch.Tensor]]]:
+    """Prefill requests; yields each, and ``{layer id: states [tokens, hidden]}`` on the CPU.
 
-    The requests are vLLM's, with ``max_tokens=1``: sampling one token is how a prefill ends.
+    A request comes back as soon as it is complete. Requests are taken as the engine has room for
+    them: two steps' worth of tokens wait at most. The requests are vLLM's, with ``max_tokens=1``:
+    sampling one token is how a prefill ends. If taking one raises, those before it come back first.
 
     Raises:
-        CaptureError: a row is missing or belongs to nobody known. Nothing is returned then.
+        CaptureError: a row is missing or belongs to nobody known.
         RuntimeError: the engine failed. It is cleaned up, or says at the next call that it is not.
     """
     engine.check_usable()
-    rows = {request.request_id: _Rows(request.prompt_token_ids) for request in requests}
+    engine.busy = True
+    work = _Work(engine, requests)
     try:
-        for request in requests:
-            engine.scheduler.add_request(request)
-        with _interrupts_between_steps() as raise_if_interrupted:
-            _run_until_empty(engine, rows, raise_if_interrupted)
-        layer_ids = engine.captured_layer_ids
-        return [rows[request.request_id].complete(layer_ids) for request in requests]
+        while not work.done:
+            with _interrupt_at_the_end():
+                completed = work.advance()
+            for rows in completed:
+                yield rows.request, rows.layers
+        work.finish()
     except BaseException as error:
-        engine.recover(list(rows), error)
+        engine.recover(list(work.rows), [finish for _, finish in work.running], error)
         raise
+    finally:
+        engine.busy = False
+
+
+class _Work:
+    """Requests on their way through an engine."""
+
+    def __init__(self, engine: Engine, requests: Iterable[Any]) -> None:
+        self._engine = engine
+        self._requests = iter(requests)
+        self._exhausted = False
+        self._error: BaseException | None = None  # of taking a request
+        self._budget: int = engine.vllm_config.scheduler_config.max_num_batched_tokens
+        self._idle = False
+        self.rows: dict[str, _Rows] = {}
+        self.running: deque[tuple[Any, Callable[[], tuple[Any, Captured]]]] = deque()
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left, the empty step included that tells workers what has ended."""
+        return self._exhausted and not self.running and not self._engine.scheduler.has_requests()
+
+    def advance(self) -> list[_Rows]:
+        """Keep the workers busy, sort the oldest running step; the requests that it completed."""
+        self._take()
+        scheduler = self._engine.scheduler
+        while len(self.running) < _RUNNING and scheduler.has_requests():
+            if self.running and not self._waiting():
+                break
+            step = scheduler.schedule()
+            self.running.append((step, self._engine.start(step)))
+        if not self.running:
+            return []
+        step, finish = self.running.popleft()
+        output, captured = finish()
+        completed = self._sort(captured)
+        idle = not step.total_num_scheduled_tokens
+        if idle and self._idle and not self.running and scheduler.has_unfinished_requests():
+            raise RuntimeError("vLLM schedules nothing more: is the KV cache too small?")
+        self._idle = idle
+        scheduler.update_from_output(step, output)
+        return completed
+
+    def finish(self) -> None:
+        """Raise what taking requests raised, or for rows that never came."""
+        for rows in self.rows.values():
+            rows.refuse()
+        if self._error is not None:
+            raise self._error
+
+    def _waiting(self) -> int:
+        """Tokens that are not in a step yet."""
+        return sum(rows.tokens - rows.request.num_computed_tokens for rows in self.rows.values())
+
+    def _take(self) -> None:
+        waiting = self._waiting()
+        while not self._exhausted and waiting < _RUNNING * self._budget:
+            try:
+                request = next(self._requests)
+            except StopIteration:
+                self._exhausted = True
+                break
+            except Exception as error:  # noqa: BLE001
+                self._exhausted, self._error = True, error
+                break
+            rows = _Rows(request, self._engine.captured_layer_ids)
+            self.rows[request.request_id] = rows
+            waiting += rows.tokens
+            self._engine.scheduler.add_request(request)
+
+    def _sort(self, captured: Captured) -> list[_Rows]:
+        completed = []
+        for step, layers in captured:
+            offset = 0
+            for request_id, start, count in step.labels:
+                if request_id not in self.rows:
+                    raise CaptureError(f"rows of {request_id!r}, which this call did not ask for")
+                rows = self.rows[request_id]
+                here = slice(offset, offset + count)
+                rows.check(start, step.token_ids[here])
+                for layer_id, states in layers.items():
+                    rows.add(layer_id, start, states[here])
+                if rows.complete:
+                    completed.append(self.rows.pop(request_id))
+                offset += count
+        return completed
 
 
 @contextlib.contextmanager
-def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back until the running step has ended, so that the engine stays usable.
+def _interrupt_at_the_end() -> Iterator[None]:
+    """Hold Ctrl-C back until the block has ended, so that the engine stays usable.
 
-    Yields what raises it between steps. A second Ctrl-C is not held back.
+    A second Ctrl-C is not held back.
     """
     held = False
 
@@ -85,47 +186,14 @@ def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
         held = True
 
-    def raise_if_held() -> None:
-        if held:
-            raise KeyboardInterrupt
-
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield raise_if_held
+        yield
         return
     signal.signal(signal.SIGINT, hold)
     try:
-        yield raise_if_held
+        yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _run_until_empty(
-    engine: Engine, rows: dict[str, _Rows], raise_if_interrupted: Callable[[], None]
-) -> None:
-    """Step until nothing is left, the empty step included that tells workers what has ended."""
-    scheduler, executor = engine.scheduler, engine.executor
-    idle = False
-    while scheduler.has_requests():
-        step = scheduler.schedule()
-        output = executor.execute_model(step)
-        if step.total_num_scheduled_tokens:
-            _sort(engine, rows)
-        elif idle and scheduler.has_unfinished_requests():
-            raise RuntimeError("vLLM schedules nothing more: is the KV cache too small?")
-        idle = not step.total_num_scheduled_tokens
-        scheduler.update_from_output(step, output)
-        raise_if_interrupted()
-
-
-def _sort(engine: Engine, rows: dict[str, _Rows]) -> None:
-    for step, layers in engine.collect():
-        offset = 0
-        for request_id, start, count in step.labels:
-            if request_id not in rows:
-                raise CaptureError(f"rows of {request_id!r}, which this call did not ask for")
-            here = slice(offset, offset + count)
-            rows[request_id].check(request_id, start, step.token_ids[here])
-            for layer_id, states in layers.items():
-                rows[request_id].add(layer_id, start, states[here])
-            offset += count
+    if held:
+        raise KeyboardInterrupt

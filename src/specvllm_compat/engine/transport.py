@@ -1,77 +1,124 @@
 """Carry states from a worker to the driver through memory that both have mapped.
 
 A worker writes each step's states once, the driver reads them without a copy; only row labels
-cross the RPC. The file behind the mapping is unlinked as soon as both sides have mapped it, so no
-crash of either leaves anything behind.
+cross the RPC. The memory has no name in any file system, so no crash leaves anything behind, and a
+small ``/dev/shm`` does not matter.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
-import tempfile
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import psutil  # vLLM brings it
 import torch
+
+log = logging.getLogger("specvllm_compat")
+
+BUFFERS = 2
+"""Steps that are in memory at a time: one is written while the one before it is read."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A mapped file for ``states [layers, rows, hidden]``; small, so it can cross the RPC."""
+    """Memory for ``states [buffers, layers, rows, hidden]``; small, so it can cross the RPC."""
 
     path: str
-    layers: int
-    rows: int
-    hidden: int
+    name: str
+    shape: tuple[int, int, int, int]
     dtype: torch.dtype
 
-    @property
-    def elements(self) -> int:
-        return self.layers * self.rows * self.hidden
-
     def map(self) -> torch.Tensor:
-        """The states, [layers, rows, hidden] in ``dtype``: the same memory in both processes.
+        """The states: the same memory in every process that maps it.
 
         Raises:
-            FileNotFoundError: the file is not on this host, or was unlinked.
+            FileNotFoundError: it belongs to a process of another host.
         """
-        if not os.path.exists(self.path):  # from_file would create it
+        if self.name not in os.readlink(self.path):
             raise FileNotFoundError(self.path)
-        flat = torch.from_file(self.path, shared=True, size=self.elements, dtype=self.dtype)
-        return flat.view(self.layers, self.rows, self.hidden)
-
-    def unlink(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+        size = torch.Size(self.shape).numel()
+        flat = torch.from_file(self.path, shared=True, size=size, dtype=self.dtype)
+        return flat.view(self.shape)
 
 
-def create(layers: int, rows: int, hidden: int, dtype: torch.dtype) -> Segment:
-    """A segment in shared memory, or in the temporary folder where shared memory is too small.
+def create(layers: int, rows: int, hidden: int, dtype: torch.dtype) -> tuple[Segment, int]:
+    """A segment, and its file descriptor: to be kept open until the driver has mapped it.
 
-    Its pages are reserved now: a full ``/dev/shm`` kills whoever touches a page it can't give.
+    Its pages are reserved now: later, whoever touches a page that is not there is killed.
 
     Raises:
-        OSError: neither place has room; the text says how much is needed.
+        MemoryError: there is not that much; the text says how much is needed.
     """
-    size = layers * rows * hidden * dtype.itemsize
-    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    for place in places:
-        path = place / f"specvllm-{os.getpid()}-{uuid.uuid4().hex}"
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        except OSError:
-            continue
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            return Segment(str(path), layers, rows, hidden, dtype)
-        except OSError:
-            path.unlink()
-        finally:
-            os.close(descriptor)
-    raise OSError(
-        f"{size / 2**20:.0f} MiB are needed to hand states over ({layers} layers x {rows} tokens x "
-        f"{hidden} values), and neither {places[0]} nor {places[1]} has them. Enlarge one of them, "
-        "or lower max_num_batched_tokens."
-    )
+    name = f"specvllm-{uuid.uuid4().hex}"
+    shape = (BUFFERS, layers, rows, hidden)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    available = psutil.virtual_memory().available
+    if size > available:  # the system would kill a process instead of saying so
+        raise MemoryError(
+            f"{size >> 20} MiB are needed to hand states over ({BUFFERS} steps x {layers} layers x "
+            f"{rows} tokens x {hidden} values), and this host has {available >> 20}. Lower "
+            "max_num_batched_tokens."
+        )
+    descriptor = os.memfd_create(name)
+    os.posix_fallocate(descriptor, 0, size)
+    return Segment(f"/proc/{os.getpid()}/fd/{descriptor}", name, shape, dtype), descriptor
+
+
+class Writer:
+    """Write layers' states into mapped memory; here the layers compute on the CPU."""
+
+    def write(
+        self, into: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Write ``hidden + residual`` [rows, hidden]; returns what was written, where it is now.
+
+        Only for what follows on the same stream: `finish` tells when ``into`` may be read.
+        """
+        if residual is None:
+            return into.copy_(hidden)
+        return torch.add(hidden, residual, out=into)
+
+    def finish(self) -> None:
+        """Return when everything written has arrived."""
+
+
+class DeviceWriter(Writer):
+    """The same from an accelerator: copies run beside the layers that come after.
+
+    ``device_module`` is ``torch.cuda`` or its like: streams are taken from there.
+    """
+
+    def __init__(self, device_module: Any) -> None:
+        self._module = device_module
+        self._stream = device_module.Stream()
+
+    def write(
+        self, into: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        # The layers after this one change both in place: the copy needs a tensor of its own.
+        states = hidden.clone() if residual is None else hidden + residual
+        states = states.to(into.dtype)
+        self._stream.wait_stream(self._module.current_stream())
+        with self._module.stream(self._stream):
+            into.copy_(states, non_blocking=True)
+        states.record_stream(self._stream)  # its memory is not used again before the copy
+        return states
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+def writer(device: torch.device, states: torch.Tensor) -> Writer:
+    """The writer for layers on ``device`` into ``states``, which is pinned where that is known."""
+    if device.type == "cpu":
+        return Writer()
+    if device.type == "cuda":  # ROCm too; elsewhere copies wait for the device, and are right
+        status = torch.cuda.cudart().cudaHostRegister(
+            states.data_ptr(), states.numel() * states.element_size(), 0
+        )
+        if int(status) != 0:
+            log.warning("states cannot be pinned (status %s): copies wait for the device", status)
+    return DeviceWriter(torch.get_device_module(device))

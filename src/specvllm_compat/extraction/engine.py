@@ -57,8 +57,7 @@ def engine(
         engine_args.configure(before)
 
     def produce(_: list[int], samples: list[Sample]) -> Iterator[tuple[int, Sequence[Any]]]:
-        results = generator.generate([tokens.tolist() for tokens, _ in samples])
-        for at, result in enumerate(results):
+        for at, result in generator.iter_generate(tokens.tolist() for tokens, _ in samples):
             yield at, result["hidden_states"]
 
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_STEPS = 8
+_STEPS = 32
 
 
 def groups(lengths: np.ndarray[Any, Any], batch_tokens: int) -> list[np.ndarray[Any, Any]]:

@@ -3,11 +3,14 @@
 speculators' own returns results sorted by request id as text, holds at most 32 requests, counts
 rows instead of labelling them, and never updates the scheduler. Ours runs the scheduler's loop as
 vLLM does and returns, per prompt and in input order, one tensor per requested layer id.
+``iter_generate()`` stands beside it, for more prompts than fit into memory.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from specvllm_compat.contract import has
@@ -28,36 +31,60 @@ def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> list[dict[s
     """
     import inspect
 
+    token_ids = inspect.signature(wrapped).bind(*args, **kwargs).arguments["token_ids"]
+    prompts = list(_checked(instance, _batch(token_ids)))
+    found = dict(_results(instance, prompts))
+    return [found[index] for index in range(len(prompts))]
+
+
+def iter_generate(
+    self: Any, token_ids: Iterable[Sequence[int]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(index, result)`` as each prompt's states are complete, in whatever order.
+
+    Results are those of ``generate()``; ``index`` counts the prompts. Prompts are taken one by one
+    as the engine has room, and the engine computes while the caller handles a result: neither all
+    prompts nor all results have to be in memory. ``close()`` ends it early.
+
+    Raises:
+        ValueError, TypeError: a prompt is empty, too long, or not made of token ids of the model.
+            The results of the prompts before it have come back then.
+    """
+    return _results(self, _checked(self, token_ids))
+
+
+def streaming(_: ModuleType) -> Any:
+    """``iter_generate()``: the class has no method of that name."""
+    return iter_generate
+
+
+def _results(instance: Any, prompts: Iterable[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     from specvllm_compat.engine.assembly import engine_of
     from specvllm_compat.engine.run import run
     from vllm.sampling_params import SamplingParams
 
-    token_ids = inspect.signature(wrapped).bind(*args, **kwargs).arguments["token_ids"]
-    model_config = instance.vllm_config.model_config
-    prompts = _prompts(token_ids, model_config.get_vocab_size(), model_config.max_model_len - 1)
-    engine = engine_of(instance.vllm_config)
     call = instance._request_counter
     instance._request_counter += 1  # an id is never used twice
     request_type = sys.modules[_GENERATOR].Request
-    requests = [
-        request_type(
-            request_id=f"req_{call}_{index}",
-            prompt_token_ids=prompt.tolist(),
-            sampling_params=SamplingParams(max_tokens=1, temperature=0.0),
-            pooling_params=None,
-            eos_token_id=instance.tokenizer.eos_token_id,
-            arrival_time=0.0,
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-    return [
-        {
-            "input_ids": prompt,
-            "hidden_states": _in_order(layers, instance.layer_ids),
-            "loss_mask": None,
-        }
-        for prompt, layers in zip(prompts, run(engine, requests), strict=True)
-    ]
+    in_work: dict[str, tuple[int, Any]] = {}
+
+    def requests() -> Iterator[Any]:
+        for index, prompt in enumerate(prompts):
+            request_id = f"req_{call}_{index}"
+            in_work[request_id] = (index, prompt)
+            yield request_type(
+                request_id=request_id,
+                prompt_token_ids=prompt.tolist(),
+                sampling_params=SamplingParams(max_tokens=1, temperature=0.0),
+                pooling_params=None,
+                eos_token_id=instance.tokenizer.eos_token_id,
+                arrival_time=0.0,
+            )
+
+    for request, layers in run(engine_of(instance.vllm_config), requests()):
+        index, prompt = in_work.pop(request.request_id)
+        states = _in_order(layers, instance.layer_ids)
+        yield index, {"input_ids": prompt, "hidden_states": states, "loss_mask": None}
 
 
 def _in_order(layers: dict[int, Any], layer_ids: list[int]) -> list[Any]:
@@ -68,8 +95,8 @@ def _in_order(layers: dict[int, Any], layer_ids: list[int]) -> list[Any]:
     ]
 
 
-def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
-    """The prompts as int64 tensors, or an error that names the first bad one."""
+def _batch(token_ids: Any) -> Any:
+    """The prompts of a call, or an error that says what a call takes."""
     import torch
 
     if isinstance(token_ids, torch.Tensor) and token_ids.dim() != 2:
@@ -80,8 +107,16 @@ def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
         )
     if len(token_ids) == 0:
         raise ValueError("token_ids cannot be empty")
-    prompts = []
-    for index, given in enumerate(token_ids):
+    return token_ids
+
+
+def _checked(instance: Any, prompts: Iterable[Any]) -> Iterator[Any]:
+    """The prompts as int64 tensors, or an error that names the first bad one."""
+    import torch
+
+    model_config = instance.vllm_config.model_config
+    vocabulary, longest = model_config.get_vocab_size(), model_config.max_model_len - 1
+    for index, given in enumerate(prompts):
         if isinstance(given, (str, bytes)) or not hasattr(given, "__len__"):
             raise TypeError(f"prompt {index} is {given!r:.80}: each prompt is a list of token ids")
         if len(given) == 0:
@@ -109,8 +144,7 @@ def _prompts(token_ids: Any, vocabulary: int, longest: int) -> list[Any]:
             raise ValueError(
                 f"prompt {index} holds token id {bad}, outside the vocabulary [0, {vocabulary - 1}]"
             )
-        prompts.append(prompt.to(device="cpu", dtype=torch.long, copy=True))
-    return prompts
+        yield prompt.to(device="cpu", dtype=torch.long, copy=True)
 
 
 SHIM = Shim(
@@ -127,6 +161,7 @@ SHIM = Shim(
             probe=has("vllm.v1.core.sched.scheduler:Scheduler.update_from_output")
             & has("vllm.sampling_params:SamplingParams"),
             adapt={"VllmHiddenStatesGenerator.generate": generate},
+            provide={"VllmHiddenStatesGenerator.iter_generate": streaming},
         ),
     ),
 )

@@ -7,6 +7,8 @@ argument over. The reply of one rank also turned from a list of one into the val
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from specvllm_compat.contract import LiveLens, accepts, has
@@ -18,7 +20,7 @@ _ASSEMBLED = (
     accepts(f"{_CORE}.__init__", "vllm_config", "executor_class", "log_stats")
     & has("vllm.v1.executor.abstract:Executor.get_class")
     & accepts(f"{_EXECUTOR}.execute_model", "scheduler_output")
-    & accepts(f"{_EXECUTOR}.collective_rpc", "method", "args", "unique_reply_rank")
+    & accepts(f"{_EXECUTOR}.collective_rpc", "method", "args", "non_block")
 )
 # 0.4 tells the worker which request has how many tokens, and expects states by request.
 BY_REQUEST = has(
@@ -28,23 +30,38 @@ BY_REQUEST = has(
 
 def one_phase(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     """The executor of an assembled engine, whose ``execute_model`` is whole as it is."""
-    executor = _executor(*args, **kwargs)
+    executor = _executor("specvllm_execute", send_to_threads, *args, **kwargs)
     executor.sample_tokens = already_sampled
     return executor
 
 
 def two_phases(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     """The executor of an assembled engine, with ``execute_model`` made to close its step."""
-    executor = _executor(*args, **kwargs)
+    executor = _executor("specvllm_execute_and_sample", send, *args, **kwargs)
     execute_model, sample_tokens = executor.execute_model, executor.sample_tokens
 
-    def execute_and_sample(*step: Any, **options: Any) -> Any:
+    def close_the_step(*step: Any, **options: Any) -> Any:
         output = execute_model(*step, **options)
         return sample_tokens(None) if output is None else output
 
-    executor.execute_model = execute_and_sample
+    executor.execute_model = close_the_step
     executor.sample_tokens = already_sampled
     return executor
+
+
+def send(executor: Any, method: str, args: Any) -> Callable[[], list[Any]]:
+    """Call a method in all workers; replies are read in the order of the calls."""
+    future = executor.collective_rpc(method, args=args, non_block=True)
+    replies: Callable[[], list[Any]] = future.result
+    return replies
+
+
+def send_to_threads(executor: Any, method: str, args: Any) -> Callable[[], list[Any]]:
+    """The same where a thread has to read the replies, and each worker's reply is a future."""
+    if executor.io_thread_pool is None:  # vLLM makes one only for pipeline stages
+        executor.io_thread_pool = ThreadPoolExecutor(max_workers=1)
+    futures = executor.collective_rpc(method, args=args, non_block=True)
+    return lambda: [future.result() for future in futures]
 
 
 def already_sampled(grammar_output: Any = None) -> Any:
@@ -52,10 +69,10 @@ def already_sampled(grammar_output: Any = None) -> Any:
     return grammar_output
 
 
-def _executor(vllm_config: Any) -> Any:
+def _executor(execute: str, send: Any, vllm_config: Any) -> Any:
     from specvllm_compat.engine.assembly import Engine
 
-    engine = Engine(vllm_config)
+    engine = Engine(vllm_config, execute, send)
     executor, collective_rpc = engine.executor, engine.executor.collective_rpc
     # The engine is initialised already; holding the bound method keeps it alive.
     executor.initialize_from_config = engine.ignore_kv_cache_configs
