@@ -1,7 +1,7 @@
 """speculators' own trainer takes its steps on the CPU, from a folder that `extract` made.
 
 Runs with the speculators that is on the path, whichever it is. Arguments: the folder, the
-verifier's folder, the number of epochs, the dtype that states are stored in, report file.
+verifier's folder, the number of epochs, "fp8" or anything else, report file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def old_trainer(folder: Path, verifier: Path, epochs: int, save: str) -> tuple[A
     return Trainer(model, TrainerConfig(LR, epochs, save, **told), loader), len(data)
 
 
-def new_trainer(folder: Path, verifier: Path, epochs: int, save: str, dtype: str) -> Any:
+def new_trainer(folder: Path, verifier: Path, epochs: int, save: str, kind: str) -> Any:
     """0.9, its own loaders included."""
     from hs_connectors import HiddenStatesBackend
     from speculators.models.eagle3 import Eagle3DraftModel
@@ -93,7 +93,7 @@ def new_trainer(folder: Path, verifier: Path, epochs: int, save: str, dtype: str
         ttt_steps=1,
         draft_attn_impl="eager",
     )
-    backend = HiddenStatesBackend.registry["fp8" if dtype == "fp8" else "file"]
+    backend = HiddenStatesBackend.registry["fp8" if kind == "fp8" else "file"]
     loader, _ = create_train_val_loaders(
         data_path=str(folder),
         total_seq_len=LONGEST,
@@ -126,7 +126,7 @@ def new_trainer(folder: Path, verifier: Path, epochs: int, save: str, dtype: str
     return module.Trainer(model, options, loader), len(loader.dataset)
 
 
-def main(folder: Path, verifier: Path, epochs: int, dtype: str, report: Path) -> None:
+def main(folder: Path, verifier: Path, epochs: int, kind: str, report: Path) -> None:
     import specvllm_compat  # noqa: F401  # lets old releases be imported with new transformers
     from speculators.train import data
 
@@ -138,7 +138,7 @@ def main(folder: Path, verifier: Path, epochs: int, dtype: str, report: Path) ->
         if hasattr(data, "Eagle3SampleFileDataset"):
             trainer, samples = old_trainer(folder, verifier, epochs, save)
         else:
-            trainer, samples = new_trainer(folder, verifier, epochs, save, dtype)
+            trainer, samples = new_trainer(folder, verifier, epochs, save, kind)
         for epoch in range(epochs):
             trainer.train_epoch(epoch)
     report.write_text(json.dumps({"samples": samples, "losses": LOSSES}))
