@@ -21,6 +21,7 @@ import torch
 from specvllm_compat.extraction import engine as real_engine
 from specvllm_compat.extraction import extracting
 from specvllm_compat.extraction.job import Report
+from specvllm_compat.extraction.preprocess import BadRow
 
 LAYERS, HIDDEN, VOCABULARY = 8, 16, 500
 
@@ -74,7 +75,10 @@ def states(tokens: torch.Tensor, layer_ids: Sequence[int], batch: str) -> list[t
 def stand_in(
     _model: str, layer_ids: Sequence[int], _longest: int, _tokens: int, _arguments: Any
 ) -> Iterator[Any]:
-    """In place of `engine`: as slow as ``delay`` says, failing in the call ``fails_in``."""
+    """In place of `engine`: as slow as ``delay`` says, failing in the call ``fails_in``.
+
+    Samples that begin with the token ``cannot`` have no states.
+    """
     calls = 0
 
     def produce(_: list[int], samples: list[Any]) -> Iterator[tuple[int, list[torch.Tensor]]]:
@@ -85,13 +89,16 @@ def stand_in(
         batch = hashlib.sha256(b"".join(tokens.tobytes() for tokens, _ in samples)).hexdigest()
         for at in reversed(range(len(samples))):
             time.sleep(stand_in.delay)
-            yield at, states(torch.tensor(samples[at][0]), layer_ids, batch)
+            tokens = torch.tensor(samples[at][0])
+            bad = stand_in.cannot is not None and int(tokens[0]) == stand_in.cannot
+            yield at, BadRow("not finite") if bad else states(tokens, layer_ids, batch)
 
     yield produce
 
 
 stand_in.delay = 0.0
 stand_in.fails_in = 0
+stand_in.cannot = None
 
 
 def extract(**options: Any) -> Report:

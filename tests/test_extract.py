@@ -29,7 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     yield
-    jobs.stand_in.delay, jobs.stand_in.fails_in = 0.0, 0
+    jobs.stand_in.delay, jobs.stand_in.fails_in, jobs.stand_in.cannot = 0.0, 0, None
 
 
 @pytest.fixture(scope="session")
@@ -425,3 +425,27 @@ def test_an_interrupt_keeps_what_was_computed(
     whole(options["output_dir"], undisturbed)
     jobs.extract(**options)
     assert jobs.tree(options["output_dir"]) == undisturbed
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_sample_that_the_engine_cannot_compute_is_left_out(
+    options: dict[str, Any], format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.stand_in.cannot = jobs.rows(ROWS)[7]["input_ids"][0]
+    report = jobs.extract(**options, format=format)
+    assert (report.failed, report.done, report.complete) == (1, ROWS, True)
+    assert "sample 7, row 7: not finite" in caplog.text
+    folder = options["output_dir"]
+    assert FORMATS[format].indices(folder) == [i for i in range(ROWS) if i != 7]
+    undisturbed = jobs.tree(folder)
+    assert jobs.extract(**options, format=format).written == 0
+    FORMATS[format].path(folder, 8).unlink()
+    assert jobs.extract(**options, format=format).failed == 1
+    assert jobs.tree(folder) == undisturbed
+
+
+def test_too_many_such_samples_stop_the_run(options: dict[str, Any]) -> None:
+    jobs.stand_in.cannot = jobs.rows(ROWS)[7]["input_ids"][0]
+    with pytest.raises(Incomplete, match="not finite"):
+        jobs.extract(**options, max_skipped=0.01)
+    assert jobs.extract(**options).failed == 1

@@ -40,7 +40,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "extraction": (
         {"", "extraction"},
-        {"", "engine_args", "extraction", "preflight", "shim", "source"},
+        {"", "engine", "engine_args", "extraction", "preflight", "shim", "source"},
     ),
 }
 THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}

@@ -15,6 +15,9 @@ import torch
 from conftest import LAYER_IDS
 from oracle import check_states
 from specvllm_compat.extraction import BadInput, extracting
+from specvllm_compat.extraction.engine import producing
+from specvllm_compat.extraction.preprocess import BadRow
+from test_conditions import set_embedding
 
 ASKED = [0, 1, 3, 5]
 TEMPLATE = (
@@ -62,9 +65,10 @@ def extract(chatting: Path, generator: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     @contextlib.contextmanager
     def shared(*_: Any) -> Iterator[Any]:
-        def produce(_: Any, samples: Any) -> Iterator[Any]:
-            for at, result in generator.iter_generate(tokens.tolist() for tokens, _ in samples):
-                yield at, [result["hidden_states"][LAYER_IDS.index(i)] for i in ASKED]
+        def produce(group: list[int], samples: list[Any]) -> Iterator[Any]:
+            for at, states in producing(generator)(group, samples):
+                bad = isinstance(states, BadRow)
+                yield at, states if bad else [states[LAYER_IDS.index(i)] for i in ASKED]
 
         yield produce
 
@@ -135,6 +139,27 @@ def test_a_group_of_which_a_sample_is_missing_comes_out_the_same(
     report = extract(**options)
     assert (report.written, report.differing) == (3, 0)
     assert {path: path.read_bytes() for path in (tmp_path / "states").iterdir()} == before
+
+
+def test_a_sample_whose_states_are_no_numbers_is_left_out_and_all_others_are_right(
+    extract: Any, generator: Any, llama: Path, tmp_path: Path
+) -> None:
+    rows = [{"input_ids": prompt} for prompt in tiny.prompts(30, 100, seed=5) if len(prompt) > 1]
+    rows = [row for row in rows if 77 not in row["input_ids"]]
+    rows.insert(4, {"input_ids": [5, 77, 6]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [before] = generator.executor.collective_rpc(set_embedding, args=(77, None))
+    try:
+        report = extract(data=str(tmp_path / "rows.jsonl"), output_dir=tmp_path / "states")
+    finally:
+        generator.executor.collective_rpc(set_embedding, args=(77, before))
+    assert (report.failed, report.complete) == (1, True)
+    assert not (tmp_path / "states" / "data_4.pt").exists()
+    for index, row in enumerate(rows):
+        if index != 4:
+            saved = torch.load(tmp_path / "states" / f"data_{index}.pt", weights_only=True)
+            expected = tiny.reference(llama, row["input_ids"], ASKED)
+            check_states(saved["hidden_states"], expected, f"sample {index}")
 
 
 def test_conversations_that_cannot_be_used_are_listed_with_speculators_words(

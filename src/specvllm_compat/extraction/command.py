@@ -150,6 +150,11 @@ def _run(call: Callable[[], Any], *, dry: bool = False) -> int:
     print(f"{report.done} of {report.samples} samples are done, {report.written} of them now")
     if report.skipped:
         print(f"{report.skipped} rows were skipped; skipped.jsonl says which and why")
+    if report.failed:
+        print(
+            f"{report.failed} samples have states that can't be used, and no file: train with "
+            "--on-missing skip"
+        )
     if report.differing:
         print(
             f"{report.differing} samples came out differently from before: this engine does not "

@@ -90,6 +90,7 @@ def convert(
         verify=verify,
         force=force,
         skipped=skipped,
+        max_skipped=max_skipped,
         training=format.training(verifier, folder, ids, dtype),
     )
 

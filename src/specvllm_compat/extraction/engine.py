@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specvllm_compat.extraction.errors import BadInput
-from specvllm_compat.extraction.job import Produce
-from specvllm_compat.extraction.preprocess import Sample
+from specvllm_compat.extraction.job import Produce, States
+from specvllm_compat.extraction.preprocess import BadRow, Sample
+
+log = logging.getLogger("specvllm_compat")
 
 _CLOSED = ("model", "max_model_len", "max_num_batched_tokens")
 
@@ -56,11 +59,38 @@ def engine(
     finally:
         engine_args.configure(before)
 
-    def produce(_: list[int], samples: list[Sample]) -> Iterator[tuple[int, Sequence[Any]]]:
-        for at, result in generator.iter_generate(tokens.tolist() for tokens, _ in samples):
-            yield at, result["hidden_states"]
-
     try:
-        yield produce
+        yield producing(generator)
     finally:
         generator.executor.shutdown()
+
+
+def producing(generator: Any) -> Produce:
+    """One call of the generator per group.
+
+    If states of one sample are no numbers, the call fails as a whole. What it has not given yet is
+    then computed sample by sample: those that fail alone are bad, and all others are the same in
+    every run.
+    """
+    from specvllm_compat.engine.families import CaptureError
+
+    def states(prompts: list[list[int]]) -> Iterator[tuple[int, Any]]:
+        for at, result in generator.iter_generate(prompts):
+            yield at, result["hidden_states"]
+
+    def produce(_: list[int], samples: list[Sample]) -> Iterator[tuple[int, States]]:
+        prompts = [tokens.tolist() for tokens, _ in samples]
+        missing = set(range(len(prompts)))
+        try:
+            for at, found in states(prompts):
+                missing.remove(at)
+                yield at, found
+        except CaptureError as error:
+            log.warning("what is left of a group is computed sample by sample: %s", error)
+            for at in sorted(missing):
+                try:
+                    yield at, dict(states([prompts[at]]))[0]
+                except CaptureError as alone:
+                    yield at, BadRow(str(alone))
+
+    return produce

@@ -130,6 +130,7 @@ def extract(
         verify=verify,
         force=force,
         skipped=skipped,
+        max_skipped=max_skipped,
         training=FORMATS[format].training(target.name, folder, ids, dtype),
     )
     with contextlib.ExitStack() as stack:

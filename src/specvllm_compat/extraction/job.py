@@ -19,27 +19,34 @@ from specvllm_compat.extraction.files import Sink, remove_temporary_files, repla
 from specvllm_compat.extraction.formats import Format
 from specvllm_compat.extraction.manifest import Manifest
 from specvllm_compat.extraction.pipeline import Writers, read_ahead
-from specvllm_compat.extraction.preprocess import Sample
+from specvllm_compat.extraction.preprocess import BadRow, Sample
 from specvllm_compat.extraction.progress import Progress
 from specvllm_compat.extraction.rows import Rows
 from specvllm_compat.extraction.schedule import of_rank
 
 log = logging.getLogger("specvllm_compat")
 
-# A group's indices and samples -> (position in the group, states per layer), in any order
-Produce = Callable[[list[int], list[Sample]], Iterator[tuple[int, Sequence[Any]]]]
+# States per layer, or why the engine can't compute them
+States = Sequence[Any] | BadRow
+# A group's indices and samples -> (position in the group, states), in any order
+Produce = Callable[[list[int], list[Sample]], Iterator[tuple[int, States]]]
 
 _WRITERS = 4
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended. ``written`` by this process; ``samples`` of them are done by all."""
+    """How a run ended: ``written`` by this process, ``done`` by all.
+
+    ``skipped`` are rows without a sample, ``failed`` samples whose states can't be computed,
+    ``differing`` those that came out otherwise than they are in their files.
+    """
 
     samples: int
     done: int
     written: int
     skipped: int
+    failed: int
     differing: int
     complete: bool
     training: str
@@ -61,6 +68,7 @@ class Job:
     verify: bool
     force: bool
     skipped: int
+    max_skipped: float
     training: str
 
 
@@ -102,6 +110,7 @@ def run(job: Job, produce: Callable[[], Produce] | None) -> Report:
             done=int(manifest.done.sum()),
             written=written,
             skipped=job.skipped,
+            failed=manifest.failed,
             differing=differing,
             complete=complete,
             training=job.training,
@@ -130,8 +139,14 @@ def _run(job: Job, manifest: Manifest, todo: list[list[int]], produce: Produce) 
     missing = np.array([i for group in todo for i in group if not manifest.done[i]])
     differing: list[int] = []
 
-    def write(item: tuple[int, Sample, Sequence[Any]]) -> None:
+    def write(item: tuple[int, Sample, States]) -> None:
         index, sample, states = item
+        if isinstance(states, BadRow):
+            log.warning("sample %d, row %d: %s", index, rows.numbers[index], states)
+            manifest.add(index, None)
+            if manifest.failed + job.skipped > job.max_skipped * (len(rows) + job.skipped):
+                raise states
+            return
         if manifest.done[index]:  # its group is computed again for another's sake
             format.write(sink := Sink(), sample, states, job.dtype)
             if sink.sum != manifest.sums[index].tobytes():

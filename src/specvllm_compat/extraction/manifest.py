@@ -8,8 +8,10 @@ processes there were, or how often they were killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -29,29 +31,31 @@ from specvllm_compat.extraction.files import (
 from specvllm_compat.extraction.formats import Format
 from specvllm_compat.extraction.rows import Rows, identity
 
+log = logging.getLogger("specvllm_compat")
+
 MANIFEST = "manifest.jsonl"
+_NO_FILE = -1
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _AT_ONCE = 1024
 _READERS = 4
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: a sample, its content hash, and the size and checksum of its file."""
+    """One line: a sample, its content hash, and the size and checksum of its file.
+
+    Without a size the engine could not compute the sample, and there is no file.
+    """
 
     index: int
     sample: str
-    size: int
+    size: int | None
     sum: bytes
 
     def line(self) -> str:
         """The entry as JSON."""
-        about = {
-            "i": self.index,
-            "sample": self.sample,
-            "bytes": self.size,
-            "sha256": self.sum.hex(),
-        }
-        return json.dumps(about) + "\n"
+        about = {"i": self.index, "sample": self.sample, "bytes": self.size}
+        return json.dumps({**about, "sha256": self.sum.hex()}) + "\n"
 
 
 class Manifest:
@@ -76,6 +80,10 @@ class Manifest:
             raise BadInput(
                 f"another process writes to {path}: give each of them a --rank of its own"
             ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            log.warning("%s is on a disk without locks: see to it that ranks differ", folder)
         _end_last_line(path, self._journal.fileno())
 
     def __enter__(self) -> Manifest:
@@ -89,6 +97,8 @@ class Manifest:
 
         def whole(entry: Entry) -> bool:
             path = self._format.path(self._folder, entry.index)
+            if entry.size is None:
+                return not path.exists()
             try:
                 if path.stat().st_size != entry.size:
                     return False
@@ -107,8 +117,8 @@ class Manifest:
             1 for index in present if index < len(self.done) and not self.done[index]
         )
 
-    def add(self, index: int, size: int, sum: bytes) -> None:
-        """The sample's file is in place."""
+    def add(self, index: int, size: int | None, sum: bytes = b"") -> None:
+        """The sample's file is in place; without a size, there will be none."""
         entry = Entry(index, identity(self._rows[index]), size, sum)
         with self._lock:
             self._journal.write(entry.line().encode())
@@ -125,9 +135,11 @@ class Manifest:
         """Put one manifest in the place of the journals, if every sample is done."""
         with replacing(self._folder / MANIFEST, self._owner) as sink:
             for index in range(len(self.done)):
-                sample = identity(self._rows[index])
-                size, sum = int(self.sizes[index]), self.sums[index].tobytes()
-                sink.write(Entry(index, sample, size, sum).line().encode())
+                sample, size = identity(self._rows[index]), int(self.sizes[index])
+                failed = size == _NO_FILE
+                sum = b"" if failed else self.sums[index].tobytes()
+                entry = Entry(index, sample, None if failed else size, sum)
+                sink.write(entry.line().encode())
         for path in self._folder.glob("journal-*.jsonl"):
             path.unlink(missing_ok=True)
         for folder in {self._folder, self._format.path(self._folder, 0).parent}:
@@ -136,8 +148,14 @@ class Manifest:
 
     def _take(self, entry: Entry) -> None:
         self.done[entry.index] = True
-        self.sizes[entry.index] = entry.size
-        self.sums[entry.index] = np.frombuffer(entry.sum, dtype=np.uint8)
+        self.sizes[entry.index] = _NO_FILE if entry.size is None else entry.size
+        if entry.size is not None:
+            self.sums[entry.index] = np.frombuffer(entry.sum, dtype=np.uint8)
+
+    @property
+    def failed(self) -> int:
+        """Samples that the engine could not compute."""
+        return int((self.sizes == _NO_FILE).sum())
 
     def _entries(self) -> Iterator[Entry]:
         """New entries about samples of this job. A merge of another rank's may be under way."""
