@@ -141,11 +141,29 @@ def test_layer_ids_that_nobody_wrote_down_are_asked_for(tmp_path: Path) -> None:
 def test_rows_and_states_of_other_tokens_are_not_put_together(
     extracted: dict[str, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(extracted["safetensors"], tmp_path / "mixed")
-    one, other = (tmp_path / "mixed" / "hidden_states" / f"hs_{i}.safetensors" for i in (1, 2))
-    save_file(load_file(one), other)
-    with pytest.raises(BadInput, match=r"row 2: .*tokens"):
-        convert(source=tmp_path / "mixed", output_dir=tmp_path / "new", max_skipped=0.0)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(extracted["safetensors"], mixed)
+    (mixed / "data_config.json").unlink()
+    (mixed / "manifest.jsonl").unlink()
+    one, other = (mixed / "hidden_states" / f"hs_{i}.safetensors" for i in (1, 2))
+    for wrong, told in (
+        (load_file(one), "of other tokens than the row"),
+        ({**load_file(one), "token_ids": load_file(other)["token_ids"]}, "tokens, but states"),
+    ):
+        save_file(wrong, other)
+        with pytest.raises(BadInput, match=f"row 2: .*{told}"):
+            convert(
+                source=mixed, output_dir=tmp_path / "new", layer_ids=[1, 3, 4, 7], max_skipped=0
+            )
+
+
+def test_a_flipped_bit_is_not_converted(extracted: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(extracted["pt"], tmp_path / "flipped")
+    content = bytearray((tmp_path / "flipped" / "data_3.pt").read_bytes())
+    content[-2000] ^= 1
+    (tmp_path / "flipped" / "data_3.pt").write_bytes(content)
+    with pytest.raises(BadInput, match=r"row 3: .*is damaged: run its extraction again"):
+        convert(source=tmp_path / "flipped", output_dir=tmp_path / "new", max_skipped=0.0)
 
 
 def test_an_extraction_that_is_not_complete_is_not_converted(

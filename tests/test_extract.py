@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -274,6 +275,41 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     jobs.extract(**options, world_size=2, rank=0)
     assert jobs.extract(**options).complete
     assert jobs.tree(options["output_dir"]) == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_sequence_of_accidents_changes_the_end(
+    undisturbed: Tree, options: dict[str, Any], seed: int
+) -> None:
+    """Failing calls, lost, damaged and left-over files, cut journals, other numbers of ranks."""
+    draw = random.Random(seed)
+    folder = options["output_dir"]
+    for _ in range(5):
+        jobs.stand_in.fails_in = draw.randint(1, 6)
+        size = draw.randint(1, 3)
+        with contextlib.suppress(Incomplete):
+            jobs.extract(**options, world_size=size, rank=draw.randrange(size))
+        there = samples(folder)
+        for path in draw.sample(there, min(3, len(there))):
+            accident = draw.choice(["lost", "cut", "flipped", "touched"])
+            if accident == "lost":
+                path.unlink()
+            elif accident == "cut":
+                os.truncate(path, draw.randrange(path.stat().st_size))
+            elif accident == "flipped":
+                content = bytearray(path.read_bytes())
+                content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+                path.write_bytes(content)
+            else:
+                path.touch()
+        for journal in folder.glob("*.jsonl"):
+            if draw.random() < 0.5 and journal.name != "skipped.jsonl":
+                os.truncate(journal, draw.randint(0, journal.stat().st_size))
+        if there:
+            there[0].with_name(f".{there[0].name}.0-of-9.tmp").write_bytes(b"half")
+    jobs.stand_in.fails_in = 0
+    assert jobs.extract(**options).complete
+    assert jobs.tree(folder) == undisturbed
 
 
 def test_a_rank_that_runs_already_is_refused(options: dict[str, Any]) -> None:

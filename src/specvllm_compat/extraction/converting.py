@@ -21,9 +21,10 @@ from specvllm_compat.extraction.directory import (
     refuse_another_job,
 )
 from specvllm_compat.extraction.errors import BadInput
+from specvllm_compat.extraction.files import size_and_sum
 from specvllm_compat.extraction.formats import FORMATS, Format, bytes_per_token, check_format
 from specvllm_compat.extraction.job import Job, Report, owner, run
-from specvllm_compat.extraction.manifest import MANIFEST
+from specvllm_compat.extraction.manifest import MANIFEST, read_entry
 from specvllm_compat.extraction.preprocess import BadRow, Sample
 from specvllm_compat.extraction.rows import Counts, check_skipped, write_rows
 
@@ -70,7 +71,7 @@ def convert(
     refuse_another_job(folder, asked)
 
     def prepare() -> Counts:
-        samples = origin.samples(len(ids))
+        samples = origin.samples(len(ids), verify)
         counts = write_rows(folder, name, samples, sys.maxsize, format.frequencies)
         check_skipped(counts, max_skipped)
         return counts
@@ -163,17 +164,24 @@ class _Source:
             digest.update(f"{index} {size}\n".encode())
         return digest.hexdigest()[:32]
 
-    def samples(self, layers: int) -> Iterator[Sample | BadRow]:
-        """One for each number up to the last; a hole is a bad row."""
-        masks = self._masks()
+    def samples(self, layers: int, verify: bool) -> Iterator[Sample | BadRow]:
+        """One for each number up to the last; a hole is a bad row, and so is a damaged file."""
+        rows = self._rows()
+        sums = self._sums() if verify else {}
         there = set(self._indices)
         for index in range(self._indices[-1] + 1):
             if index not in there:
                 yield BadRow("there is no such file")
                 continue
+            path = self.format.path(self.folder, index)
             try:
+                if index in sums and size_and_sum(path)[1] != sums[index]:
+                    raise ValueError("the file is damaged: run its extraction again")
                 tokens, mask, states = self.read(index)
-                mask = masks[index]["loss_mask"] if mask is None else mask
+                if mask is None:
+                    mask = rows[index]["loss_mask"]
+                    if rows[index]["input_ids"] != tokens.tolist():
+                        raise ValueError("the states are of other tokens than the row")
                 tokens, mask = (np.asarray(part, dtype=np.int64) for part in (tokens, mask))
                 shapes = {tuple(state.shape) for state in states}
                 if len(states) != layers or {shape[0] for shape in shapes} != {len(tokens)}:
@@ -184,7 +192,13 @@ class _Source:
             except _UNREADABLE as error:
                 yield BadRow(f"{type(error).__name__}: {error}")
 
-    def _masks(self) -> Any:
+    def _sums(self) -> dict[int, bytes]:
+        """The checksums of what `extract` or `convert` wrote."""
+        path = self.folder / MANIFEST
+        entries = map(read_entry, path.read_bytes().splitlines()) if path.exists() else ()
+        return {entry.index: entry.sum for entry in entries if entry and entry.sum}
+
+    def _rows(self) -> Any:
         """The rows that go with safetensors."""
         if not (self.folder / "state.json").is_file():
             return {}

@@ -79,7 +79,7 @@ class Pt:
 
     def training(self, model: str, folder: Path, layer_ids: Sequence[int], dtype: str) -> str:
         return (
-            "with speculators 0.3 or 0.4, in a checkout of that release:\n"
+            "in a checkout of speculators 0.4 (0.3 wants --d2t-path and --t2d-path, too):\n"
             f"  python scripts/train.py --verifier-name-or-path {model} --data-path {folder}"
         )
 

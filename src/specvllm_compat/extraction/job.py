@@ -99,7 +99,7 @@ def run(job: Job, produce: Callable[[], Produce] | None) -> Report:
             remove_temporary_files(folder, job.owner)
         manifest.load(job.verify)
         _estimate(job, manifest)
-        todo = list(of_rank(job.groups, job.world_size, job.rank, manifest.done))
+        todo = of_rank(job.groups, job.world_size, job.rank, manifest.done)
         written = differing = 0
         if todo and produce is not None:
             written, differing = _run(job, manifest, todo, produce())
@@ -133,33 +133,37 @@ def _estimate(job: Job, manifest: Manifest) -> None:
         )
 
 
-def _run(job: Job, manifest: Manifest, todo: list[list[int]], produce: Produce) -> tuple[int, int]:
+def _run(
+    job: Job, manifest: Manifest, todo: list[np.ndarray[Any, Any]], produce: Produce
+) -> tuple[int, int]:
     """Compute and write; (written, differing from what was there)."""
     rows, format = job.rows, job.format
-    missing = np.array([i for group in todo for i in group if not manifest.done[i]])
+    missing = np.concatenate(todo)
+    missing = missing[~manifest.done[missing]]
     differing: list[int] = []
 
     def write(item: tuple[int, Sample, States]) -> None:
         index, sample, states = item
+        again = manifest.done[index]  # its group is computed again for another's sake
         if isinstance(states, BadRow):
-            log.warning("sample %d, row %d: %s", index, rows.numbers[index], states)
-            manifest.add(index, None)
+            if not again:
+                log.warning("sample %d, row %d: %s", index, rows.numbers[index], states)
+                manifest.add(index, None)
             if manifest.failed + job.skipped > job.max_skipped * (len(rows) + job.skipped):
                 raise states
-            return
-        if manifest.done[index]:  # its group is computed again for another's sake
+        elif again:
             format.write(sink := Sink(), sample, states, job.dtype)
             if sink.sum != manifest.sums[index].tobytes():
                 differing.append(index)
-            return
-        with replacing(format.path(job.folder, index), job.owner) as sink:
-            format.write(sink, sample, states, job.dtype)
-        manifest.add(index, sink.size, sink.sum)
-        progress.add(len(sample[0]), sink.size)
+        else:
+            with replacing(format.path(job.folder, index), job.owner) as sink:
+                format.write(sink, sample, states, job.dtype)
+            manifest.add(index, sink.size, sink.sum)
+            progress.add(len(sample[0]), sink.size)
 
     writers = Writers(write, _WRITERS, 2 * _WRITERS)
     progress = Progress(len(missing), int(rows.lengths[missing].sum()), writers.waiting)
-    groups = ((group, [rows[i] for i in group]) for group in todo)
+    groups = ((group.tolist(), [rows[i] for i in group]) for group in todo)
     try:
         with writers, contextlib.closing(read_ahead(groups, 2)) as ahead:
             for group, samples in ahead:
@@ -173,4 +177,4 @@ def _run(job: Job, manifest: Manifest, todo: list[list[int]], produce: Produce) 
         ) from error
     finally:
         progress.close()
-    return len(missing), len(differing)
+    return int((manifest.sizes[missing] >= 0).sum()), len(differing)

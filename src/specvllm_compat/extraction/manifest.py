@@ -168,7 +168,7 @@ class Manifest:
                     if not line.endswith(b"\n"):
                         break  # another rank is writing it
                     self._read[key] = self._read.get(key, 0) + len(line)
-                    entry = _entry(line)
+                    entry = read_entry(line)
                     if (
                         entry is not None
                         and 0 <= entry.index < len(self._rows)
@@ -177,7 +177,7 @@ class Manifest:
                         yield entry
 
 
-def _entry(line: bytes) -> Entry | None:
+def read_entry(line: bytes) -> Entry | None:
     """The entry, or None for a line that a crash cut short."""
     try:
         about = json.loads(line)
