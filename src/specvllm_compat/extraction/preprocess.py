@@ -122,7 +122,8 @@ class _LastWords(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.last = str(record.args[-1] if isinstance(record.args, tuple) else record.msg)
+        words = str(record.args[-1] if isinstance(record.args, tuple) else record.msg)
+        self.last = words.removeprefix("Failed to process conversation 0: ")
 
 
 def _integers(value: Any, name: str) -> np.ndarray[Any, Any]:
