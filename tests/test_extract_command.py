@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import extraction_jobs as jobs
 import pytest
 from specvllm_compat.cli import main
+from specvllm_compat.extraction import engine as real_engine
 from specvllm_compat.extraction import extracting, progress
 
 Out = pytest.CaptureFixture[str]
@@ -111,9 +113,22 @@ def test_engine_arguments_reach_the_engine(
     monkeypatch.setattr(extracting, "engine", remember)
     given = ["tensor_parallel_size=2", "quantization=fp8", 'compilation_config={"level": 0}']
     assert main([*arguments, *(word for text in given for word in ("--engine-arg", text))]) == 0
+    described = json.loads((Path(arguments[-1]) / "data_config.json").read_text())
+    assert """--engine-arg 'compilation_config={"level": 0}'""" in described["command"]
     assert seen == [
         {"tensor_parallel_size": 2, "quantization": "fp8", "compilation_config": {"level": 0}}
     ]
+
+
+def test_speculators_that_are_missing_are_told(
+    arguments: list[str], capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extracting, "engine", real_engine.engine)
+    assert main(arguments) == 2
+    assert "the engine needs speculators, 0.3 or 0.4: " in capsys.readouterr().err
+    data = jobs.write_lines(Path(arguments[4]), [{"messages": []}])
+    assert main([*arguments[:4], str(data), "--output-dir", arguments[-1] + "-more"]) == 2
+    assert "conversations need speculators, 0.3 or 0.4: " in capsys.readouterr().err
 
 
 def test_other_commands_stay_light() -> None:

@@ -45,15 +45,16 @@ def engine(
     arguments: Mapping[str, Any],
 ) -> Iterator[Produce]:
     """A generator with the model loaded; its workers end with the block."""
-    import specvllm_compat
-    from specvllm_compat import engine_args
-
-    before = engine_args.current()
-    specvllm_compat.configure(engine_args={**arguments, "max_num_batched_tokens": batch_tokens})
-    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+    from specvllm_compat import configure, engine_args
 
     try:
-        generator = VllmHiddenStatesGenerator(
+        from speculators.data_generation import vllm_hidden_states_generator as module
+    except ImportError as error:
+        raise BadInput(f"the engine needs speculators, 0.3 or 0.4: {error}") from error
+    before = engine_args.current()
+    configure(engine_args={**arguments, "max_num_batched_tokens": batch_tokens})
+    try:
+        generator = module.VllmHiddenStatesGenerator(
             model, layer_ids=list(layer_ids), max_model_len=max_model_len
         )
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shlex
 import sys
@@ -67,7 +68,7 @@ def extract(
         BadInput: before the model is loaded; the text says what is wrong, and what to do.
         Incomplete: something failed on the way. What is there is whole.
     """
-    folder, name = Path(output_dir).expanduser(), owner(world_size, rank)
+    folder, us = Path(output_dir).expanduser(), owner(world_size, rank)
     batch = batch_tokens or max(8192, max_model_len)
     _check_numbers(max_model_len, batch, max_samples, max_skipped)
     check_format(format, dtype)
@@ -81,6 +82,7 @@ def extract(
         )
     rows_of = open_data(data, column)
     made_directory(folder)
+    told = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
     options = {
         "--model": target.name,
         "--data": str(rows_of.path),
@@ -93,7 +95,7 @@ def extract(
         "--column": rows_of.column,
         "--assistant-pattern": assistant_pattern,
         "--max-samples": max_samples,
-        "--engine-arg": [f"{key}={value}" for key, value in arguments.items()],
+        "--engine-arg": [f"{name}={text}" for name, text in told.items()],
     }
     asked = {
         **_described(target, ids, format, dtype, options),
@@ -102,7 +104,7 @@ def extract(
         "batch_tokens": batch,
         "max_samples": max_samples,
         "assistant_pattern": assistant_pattern,
-        "engine_args": {key: str(value) for key, value in arguments.items()},
+        "engine_args": told,
     }
     refuse_another_job(folder, asked)
 
@@ -110,12 +112,12 @@ def extract(
         log.info("preparing samples from %s", rows_of.path)
         samples = _samples(rows_of, target, max_model_len, assistant_pattern)
         counts = write_rows(
-            folder, name, samples, max_samples or sys.maxsize, FORMATS[format].frequencies
+            folder, us, samples, max_samples or sys.maxsize, FORMATS[format].frequencies
         )
         check_skipped(counts, max_skipped)
         return counts
 
-    rows, skipped = prepared_rows(folder, asked, FORMATS[format], name, prepare)
+    rows, skipped = prepared_rows(folder, asked, FORMATS[format], us, prepare)
     stored = target.dtype if dtype == "auto" else dtype
     job = Job(
         folder=folder,
@@ -126,7 +128,7 @@ def extract(
         groups=groups(rows.lengths, batch),
         world_size=world_size,
         rank=rank,
-        owner=name,
+        owner=us,
         verify=verify,
         force=force,
         skipped=skipped,

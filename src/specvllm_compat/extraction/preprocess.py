@@ -52,7 +52,11 @@ def conversations(folder: Path, column: str, longest: int, pattern: str | None) 
         BadInput: the tokenizer has no chat template, or speculators finds no answers in it.
     """
     import specvllm_compat  # noqa: F401  # before speculators
-    from speculators.data_generation import preprocessing
+
+    try:
+        from speculators.data_generation import preprocessing
+    except ImportError as error:
+        raise BadInput(f"conversations need speculators, 0.3 or 0.4: {error}") from error
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=True)
