@@ -82,30 +82,18 @@ def extract(
         )
     rows_of = open_data(data, column)
     made_directory(folder)
-    told = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
-    options = {
-        "--model": target.name,
-        "--data": str(rows_of.path),
-        "--output-dir": str(folder),
-        "--layer-ids": ids,
-        "--max-model-len": max_model_len,
-        "--batch-tokens": batch,
-        "--format": format,
-        "--dtype": dtype,
-        "--column": rows_of.column,
-        "--assistant-pattern": assistant_pattern,
-        "--max-samples": max_samples,
-        "--engine-arg": [f"{name}={text}" for name, text in told.items()],
-    }
     asked = {
-        **_described(target, ids, format, dtype, options),
-        "data": {"name": rows_of.path.name, "digest": rows_of.digest, "column": rows_of.column},
+        **_described(target, rows_of),
+        "hidden_states": described_states(format, dtype, ids),
         "max_model_len": max_model_len,
         "batch_tokens": batch,
         "max_samples": max_samples,
         "assistant_pattern": assistant_pattern,
-        "engine_args": told,
+        "engine_args": {
+            k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()
+        },
     }
+    asked["command"] = _command(asked, str(rows_of.path), str(folder))
     refuse_another_job(folder, asked)
 
     def prepare() -> Counts:
@@ -142,9 +130,7 @@ def extract(
         return run(job, None if dry_run else loading)
 
 
-def _described(
-    target: Model, ids: list[int], format: str, dtype: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _described(target: Model, data: Data) -> dict[str, Any]:
     import specvllm_compat
     from specvllm_compat.shim import installed
 
@@ -152,7 +138,7 @@ def _described(
     return {
         "version": "2.0",
         "made_by": f"{MADE_BY} {specvllm_compat.__version__}",
-        "command": _command(options),
+        "command": "",
         "packages": {name: installed(name).text for name in packages},
         "model": {
             "name": target.name,
@@ -160,18 +146,31 @@ def _described(
             "decoder_layers": target.layers,
             "hidden_size": target.hidden,
         },
-        "hidden_states": described_states(format, dtype, ids),
+        "data": {"name": data.path.name, "digest": data.digest, "column": data.column},
     }
 
 
-def _command(options: Mapping[str, Any]) -> str:
-    """The command that asks for the same files, from whatever it was asked by."""
+def _command(asked: Mapping[str, Any], data: str, folder: str) -> str:
+    """The command that asks for the same files, from wherever it was asked."""
+    states = asked["hidden_states"]
+    options: dict[str, Any] = {
+        "model": asked["model"]["name"],
+        "data": data,
+        "output_dir": folder,
+        "layer_ids": states["layer_ids"],
+        "format": states["format"],
+        "dtype": states["dtype"],
+        "column": asked["data"]["column"],
+    }
+    for name in ("max_model_len", "batch_tokens", "max_samples", "assistant_pattern"):
+        if asked[name] is not None:
+            options[name] = asked[name]
     words = [MADE_BY, "extract"]
-    for option, value in options.items():
-        if option == "--engine-arg":
-            words += [word for each in value for word in (option, each)]
-        elif value is not None:
-            words += [option, *map(str, value if isinstance(value, list) else [value])]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}"]
+        words += map(str, value if isinstance(value, list) else [value])
+    for name, text in asked["engine_args"].items():
+        words += ["--engine-arg", f"{name}={text}"]
     return shlex.join(words)
 
 
