@@ -87,7 +87,7 @@ def wait_for(process: subprocess.Popen[str], folder: Path, samples: int) -> None
 
 def workers(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
     for child in psutil.Process(process.pid).children(recursive=True):
-        if any("spawn_main" in word for word in child.cmdline()):
+        if not any("resource_tracker" in word for word in child.cmdline()):
             yield child
 
 
