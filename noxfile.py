@@ -80,7 +80,7 @@ def vllm(session: nox.Session, release: str, speculators: str) -> None:
 def newest(session: nox.Session) -> None:
     """The tests on a real engine of the newest release; all of them with the newest speculators."""
     *older, last = environments.SPECULATORS
-    runs = [real.real_vllm(environments.NEWEST, last, "-m", "not families", *session.posargs)]
+    runs = [real.real_vllm(environments.NEWEST, last, "-m", real.QUICK, *session.posargs)]
     for speculators in older:
         arguments = ["-m", "not own_engine", *session.posargs]
         runs.append(real.real_vllm(environments.NEWEST, speculators, *arguments))
@@ -115,6 +115,15 @@ def families(session: nox.Session) -> None:
     print("\n".join(run.line() for run in runs))
     if not all(run.ok for run in runs):
         session.error("a run failed")
+
+
+@nox.session
+def extraction(session: nox.Session) -> None:
+    """Real runs of `extract` that are killed, and speculators' trainers on what they leave."""
+    last = environments.SPECULATORS[-1]
+    run = real.real_vllm(environments.NEWEST, last, "-v", "-m", "extraction", *session.posargs)
+    if not run.ok:
+        session.error(run.line())
 
 
 @nox.session

@@ -42,8 +42,15 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"engine", "preflight", "shim", "shims", "source", "verification"},
         {"", "engine_args", "verification"},  # "": the version
     ),
+    "extraction": (
+        {"", "extraction"},
+        {"", "engine", "engine_args", "extraction", "preflight", "shim", "source"},
+    ),
 }
 THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
+# What vLLM and speculators bring along
+BROUGHT = {"numpy", "datasets", "huggingface_hub", "pyarrow", "safetensors", "tqdm"}
+THIRD_PARTY |= {name: {"extraction"} for name in BROUGHT}
 
 
 def parse(name: str) -> ast.Module:
@@ -94,7 +101,7 @@ def test_third_parties_are_imported_where_they_belong(name: str) -> None:
         top = module.split(".")[0]
         if top in PROVIDERS:
             at_top = part(name) in ("engine", "verification")
-            assert at_top or (part(name) == "shims" and inside), module
+            assert at_top or (part(name) in ("extraction", "shims") and inside), module
         elif top in THIRD_PARTY:
             assert part(name) in THIRD_PARTY[top], module
         else:

@@ -95,14 +95,19 @@ def built(folder: Path, build: Any) -> Path:
     return folder
 
 
-def speculators(version: str) -> Path:
-    """A folder to put on PYTHONPATH that holds this speculators and nothing else."""
+def beside(package: str, version: str) -> Path:
+    """A folder to put on PYTHONPATH that holds this package and nothing else."""
 
     def build(folder: Path) -> None:
-        requirement = f"speculators=={version}"
+        requirement = f"{package}=={version}"
         uv("pip", "install", "--quiet", "--no-deps", "--target", str(folder), requirement)
 
-    return built(CACHE / f"speculators-{version}", build)
+    return built(CACHE / f"{package}-{version}", build)
+
+
+def speculators(version: str) -> Path:
+    """speculators, without its pins, which contradict vLLM's."""
+    return beside("speculators", version)
 
 
 def environment(release: str) -> Environment:
