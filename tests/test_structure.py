@@ -38,8 +38,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
+    "upstream_patches": (
+        {"engine", "files", "preflight", "shim", "shims", "source", "upstream_patches", ""},
+        {"upstream_patches"},  # of engine only the names of families
+    ),
 }
-THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
+THIRD_PARTY = {
+    "wrapt": {"installer"},
+    "packaging": {"preflight", "shim", "upstream_patches"},
+    "libcst": {"upstream_patches"},
+}
 
 
 def parse(name: str) -> ast.Module:

@@ -108,40 +108,34 @@ def _changes(old: str, new: str) -> list[Change]:
     return [places for kind, *places in opcodes if kind != "equal"]
 
 
-def _hunks(
-    old: str, new: str, own: list[Change], others: Sequence[list[Change]]
-) -> Iterator[Hunk]:
+def _hunks(old: str, new: str, own: list[Change], others: Sequence[list[Change]]) -> Iterator[Hunk]:
     a, b = old.splitlines(keepends=True), new.splitlines(keepends=True)
     taken = [(start, end) for changes in others for start, end, _, _ in changes]
 
     def free(start: int, end: int) -> bool:
-        """No other variant changes or puts lines in here."""
-        return 0 <= start and end <= len(a) and not any(
-            first < end and start < last for first, last in taken
-        )
-
-    def context(lines: list[tuple[int, int]]) -> int:
-        return next(n for n, (i, j) in enumerate(lines) if n == WIDEST or not free(i, j))
+        """These are lines that no other variant changes, or puts lines between."""
+        inside = start >= 0 and end <= len(a)
+        return inside and not any(first < end and start < last for first, last in taken)
 
     groups: list[list[Change]] = []
     for change in own:
-        last = groups[-1][-1][1] if groups else None
-        if last is not None and change[0] - last <= 2 * WIDEST and free(last, change[0]):
+        before = groups[-1][-1][1] if groups else -len(a)
+        if change[0] - before <= 2 * WIDEST and free(before, change[0]):
             groups[-1].append(change)
         else:
             groups.append([change])
     for group in groups:
-        first, last = group[0], group[-1]
-        above = context([(first[0] - n - 1, first[0]) for n in range(WIDEST + 1)])
-        below = context([(last[1], last[1] + n + 1) for n in range(WIDEST + 1)])
+        start, end = group[0][0], group[-1][1]
+        above = max(n for n in range(WIDEST + 1) if free(start - n, start))
+        below = max(n for n in range(WIDEST + 1) if free(end, end + n))
         lines: list[str] = []
-        at = first[0] - above
+        at = start - above
         for i1, i2, j1, j2 in group:
             lines += [f" {line}" for line in a[at:i1]]
             lines += [f"-{line}" for line in a[i1:i2]] + [f"+{line}" for line in b[j1:j2]]
             at = i2
-        lines += [f" {line}" for line in a[at : at + below]]
-        yield Hunk(first[0] - above + 1, first[2] - above + 1, tuple(lines))
+        lines += [f" {line}" for line in a[end : end + below]]
+        yield Hunk(start - above + 1, group[0][2] - above + 1, tuple(lines))
 
 
 def _blob(text: str) -> str:

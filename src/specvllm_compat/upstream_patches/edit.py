@@ -71,7 +71,8 @@ def body(node: cst.FunctionDef | cst.ClassDef | cst.For) -> list[Statement]:
 
 def with_body(node: N, statements: Sequence[Statement]) -> N:
     """The same with other statements behind its docstring."""
-    docstring = [] if isinstance(node, cst.For) else node.body.body[: -len(body(node))]
+    whole: Sequence[cst.CSTNode] = node.body.body
+    docstring = whole[: len(whole) - len(body(node))]
     return node.with_changes(body=node.body.with_changes(body=[*docstring, *statements]))
 
 

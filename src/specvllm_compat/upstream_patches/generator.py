@@ -127,7 +127,8 @@ def build_requests_as_vllm_wants_them(module: cst.Module) -> cst.Module:
         raise MissingAnchor("Request(eos_token_id=…)")
     [old] = m.findall(found[0], argument)
     [new] = m.findall(template("request"), m.Arg(star="**"))
-    assert isinstance(old, cst.Arg) and isinstance(new, cst.Arg)
+    assert isinstance(old, cst.Arg)
+    assert isinstance(new, cst.Arg)
     return changed(module, {old: [new.with_changes(comma=old.comma)]})
 
 

@@ -56,10 +56,11 @@ def _in_place_of(
     blank = cst.EmptyLine(indent=False)
     [block] = ours.body
     after = module.body[module.body.index(old) + 1]
+    below = [*[blank] * blank_below, *after.leading_lines]
     return changed(
         module,
         {
             old: [block.with_changes(leading_lines=[*old.leading_lines, blank])],
-            after: [after.with_changes(leading_lines=[*[blank] * blank_below, *after.leading_lines])],
+            after: [after.with_changes(leading_lines=below)],
         },
     )

@@ -37,7 +37,9 @@ def mails(commits: Sequence[Commit], cover: Commit) -> dict[str, str]:
 
 
 def _file_name(number: int, commit: Commit, cover: Commit) -> str:
-    words = "cover-letter" if commit is cover else re.sub(r"[^\w.]+", "-", commit.subject.replace("'", ""))
+    words = "cover-letter"
+    if commit is not cover:
+        words = re.sub(r"[^\w.]+", "-", commit.subject.replace("'", ""))
     return f"{number:04}-{words.strip('-.')}.patch"
 
 
@@ -84,7 +86,7 @@ def _statistics(diffs: Sequence[FileDiff]) -> str:
         bar = "+" * plus + "-" * minus
         lines.append(f" {diff.path:<{longest}} | {total:>{digits}} {bar}\n")
     added, removed = (sum(getattr(d, what) for d in diffs) for what in ("added", "removed"))
-    total = f" {len(diffs)} {'file' if len(diffs) == 1 else 'files'} changed"
-    total += f", {added} {'insertion' if added == 1 else 'insertions'}(+)" if added else ""
-    total += f", {removed} {'deletion' if removed == 1 else 'deletions'}(-)" if removed else ""
-    return "".join(lines) + total + "\n"
+    summary = f" {len(diffs)} {'file' if len(diffs) == 1 else 'files'} changed"
+    summary += f", {added} {'insertion' if added == 1 else 'insertions'}(+)" if added else ""
+    summary += f", {removed} {'deletion' if removed == 1 else 'deletions'}(-)" if removed else ""
+    return "".join(lines) + summary + "\n"

@@ -153,7 +153,10 @@ def _is_needed(shim: Shim, releases: SpecifierSet) -> bool:
 
 
 def _meets(releases: SpecifierSet, start: Version, end: Version | None) -> bool:
-    """A release from ``start`` to before ``end`` is in the range: its limits tell, and what follows them."""
+    """A release from ``start`` to before ``end`` is in the range.
+
+    The start, the limits of the range and what follows each of them tell.
+    """
     limits = [Version(one.version.removesuffix(".*")) for one in releases]
     following = [Version(f"{v.major}.{v.minor}.{v.micro + 1}") for v in limits]
     return any(
