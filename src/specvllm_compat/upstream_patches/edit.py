@@ -71,9 +71,9 @@ def body(node: cst.FunctionDef | cst.ClassDef | cst.For) -> list[Statement]:
 
 def with_body(node: N, statements: Sequence[Statement]) -> N:
     """The same with other statements behind its docstring."""
-    whole: Sequence[cst.CSTNode] = node.body.body
-    docstring = whole[: len(whole) - len(body(node))]
-    return node.with_changes(body=node.body.with_changes(body=[*docstring, *statements]))
+    above: int = len(node.body.body) - len(body(node))
+    whole = [*node.body.body[:above], *statements]
+    return node.with_changes(body=node.body.with_changes(body=whole))
 
 
 def code(node: cst.CSTNode) -> str:
