@@ -37,6 +37,10 @@ command names the place and writes nothing, since a fork's own change would be l
 Each patch applies alone and in order, and leaves a tree that compiles and passes ruff. Patched
 trees run without us on vLLM 0.11.0 to 0.32.0: their states are those of a shimmed tree, bit for bit
 (`nox -s patched`).
+
+Left to the shims: engine arguments that the generator does not expose, states through shared
+memory instead of the RPC, an engine that stays usable after Ctrl-C, and model families that are
+refused before their weights are loaded instead of after.
 """
 
 

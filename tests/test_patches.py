@@ -196,9 +196,11 @@ def test_a_patched_tree_is_refused(made: Made, tmp_path: Path) -> None:
 
 def test_a_tree_with_changes_is_refused(made: Made, tmp_path: Path) -> None:
     tree, _ = made("0.4.0.1")
-    path = tree / "src/speculators/config.py"
-    path.write_text(path.read_text() + "\n# a change\n")
-    refused(tree, tmp_path, "changes that are not committed")
+    for changed in ("src/speculators/config.py", "pyproject.toml"):
+        path = tree / changed
+        path.write_text(path.read_text() + "\n# a change\n")
+        refused(tree, tmp_path, "changes that are not committed")
+        git(tree, "reset", "--quiet", "--hard", "released")
 
 
 def test_what_is_not_speculators_is_refused(tmp_path: Path) -> None:

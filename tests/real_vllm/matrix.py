@@ -63,7 +63,8 @@ class Run:
 
 def site() -> Path:
     """A folder that holds this checkout, built and installed; a changed source makes a new one."""
-    sources = [*sorted((CHECKOUT / "src").rglob("*.py")), CHECKOUT / "pyproject.toml"]
+    inside = (path for path in (CHECKOUT / "src").rglob("*") if path.suffix in (".py", ".in"))
+    sources = [*sorted(inside), CHECKOUT / "pyproject.toml"]
     digest = hashlib.sha256()
     for source in sources:
         digest.update(str(source.relative_to(CHECKOUT)).encode() + source.read_bytes())

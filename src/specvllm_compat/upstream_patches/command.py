@@ -33,10 +33,15 @@ def _patch(options: argparse.Namespace) -> int:
         print(f"{folder} holds something else: name a new or empty folder", file=sys.stderr)
         return 2
     try:
-        mails = series(options.source, options.vllm)
-    except NotPossible as error:
+        _write(series(options.source, options.vllm), folder)
+    except (NotPossible, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
+
+
+def _write(mails: dict[str, str], folder: Path) -> None:
+    """Write what differs, remove what an earlier series had more."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         if old.name not in mails:
@@ -46,7 +51,6 @@ def _patch(options: argparse.Namespace) -> int:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
         print(path)
-    return 0
 
 
 def _is_ours(folder: Path) -> bool:
@@ -58,6 +62,8 @@ def _is_ours(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     return all(
-        _NAME.fullmatch(path.name) and f"\nFrom: {AUTHOR}\n" in path.read_text(encoding="utf-8")
+        path.is_file()
+        and _NAME.fullmatch(path.name)
+        and f"\nFrom: {AUTHOR}\n" in path.read_text(encoding="utf-8", errors="replace")
         for path in folder.iterdir()
     )

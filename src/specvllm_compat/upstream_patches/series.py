@@ -21,6 +21,7 @@ from specvllm_compat.upstream_patches.patches import PATCHES, Patch
 
 PREFIX = "src/speculators"
 """Where speculators' repository has the package."""
+_OLDEST = ".".join(map(str, FLOOR))
 
 
 class NotPossible(ValueError):
@@ -110,19 +111,26 @@ def _files(source: Path | None) -> Files:
         raise NotPossible(gone)
     if files.location.is_dir() and (changes := _uncommitted(files.location)):
         raise NotPossible(
-            f"{files.location} has changes that are not committed ({changes}): commit or stash them"
+            f"the checkout of {files.location} has changes that are not committed ({changes}): "
+            "commit or stash them"
         )
     return files
 
 
 def _uncommitted(folder: Path) -> str:
-    """The first changed file that git knows below a folder; nothing outside of a checkout."""
-    command = ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", "."]
+    """The first changed file of the checkout that the package is in; nothing if it is in none."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if git("ls-files", "--error-unmatch", "__init__.py").returncode:
+            return ""
+        changes = git("status", "--porcelain", "--untracked-files=no").stdout
     except FileNotFoundError:  # no git: it is no checkout that anybody works in
         return ""
-    return asked.stdout.strip().partition("\n")[0].strip()
+    return changes.strip().partition("\n")[0].strip()
 
 
 def _for_releases(text: str) -> dict[str, Patch]:
@@ -131,9 +139,8 @@ def _for_releases(text: str) -> dict[str, Patch]:
         releases = SpecifierSet(text)
     except InvalidSpecifier:
         raise NotPossible(f"--vllm {text!r} is no range: write one as '>=0.16,<0.21'") from None
-    floor = ".".join(map(str, FLOOR))
-    if not _meets(releases, Version(floor), None):
-        raise NotPossible(f"--vllm {text!r} holds no release from {floor}, our oldest, on")
+    if not _meets(releases, Version(_OLDEST), None):
+        raise NotPossible(f"--vllm {text!r} holds no release from {_OLDEST}, our oldest, on")
     return {
         name: patch
         for name, patch in PATCHES.items()
@@ -167,7 +174,7 @@ def _meets(releases: SpecifierSet, start: Version, end: Version | None) -> bool:
 
 def _cover(patches: list[Patch], vllm: str | None) -> Commit:
     listed = "\n".join(f"{number}. {patch.subject}" for number, patch in enumerate(patches, 1))
-    scope = f"vLLM {vllm}" if vllm else "every vLLM from 0.11.0 on"
+    scope = f"vLLM {vllm}" if vllm else f"every vLLM from {_OLDEST} on"
     return Commit(
         subject=f"Run VllmHiddenStatesGenerator on {scope}",
         paragraphs=(
