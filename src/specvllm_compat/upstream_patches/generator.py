@@ -67,7 +67,7 @@ def build_the_config_as_vllm_does(module: cst.Module) -> cst.Module:
     builds = with_body(create, body(function(ours, f"{CLASS}._create_vllm_config")))
     statements = body(function(module, f"{CLASS}.__init__"))
     loop = one(statements, m.For(target=m.Name("layer_id")), "loop over layer ids")
-    config, os_module, arguments = (
+    os_module, config, arguments = (
         statement for statement in ours.body if isinstance(statement, cst.SimpleStatementLine)
     )
     old = required(imported(module, "vllm.config"), "import from vllm.config")
@@ -155,7 +155,7 @@ def run_the_schedulers_loop(module: cst.Module) -> cst.Module:
     requests = one(statements, call("Request"), "loop that builds requests")
     before, loop, after = _around_the_loop(body(function(ours, f"{CLASS}.generate")))
     assert isinstance(requests, cst.For)
-    kept = [s for s in body(requests) if _is_about_the_request(s, requests)]
+    kept = [s for s in body(requests) if _is_about_the_request(s)]
     merged = with_body(requests, [*kept, *body(loop)])
     merged = merged.with_changes(target=loop.target, leading_lines=loop.leading_lines)
     counts = one(statements, m.AugAssign(target=_COUNTER), "increment of self._request_counter")
@@ -174,14 +174,17 @@ def _around_the_loop(
     return statements[:index], loop, statements[index + 1 :]
 
 
-def _is_about_the_request(statement: cst.BaseStatement, loop: cst.For) -> bool:
+def _is_about_the_request(statement: cst.BaseStatement) -> bool:
     """It builds or adds the request, or names its id."""
-    if m.findall(statement, m.OneOf(call("Request"), call("add_request"))):
-        return True
-    return bool(m.findall(statement, assigned("req_id")))
+    about = m.OneOf(call("Request"), call("add_request"), assigned("req_id"))
+    return bool(m.findall(statement, about))
 
 
 def _without_remark(generate: cst.FunctionDef) -> cst.FunctionDef:
     """Without the linter's remark about a long function, which it no longer is."""
-    plain = cst.TrailingWhitespace(newline=cst.Newline())
-    return generate.with_changes(body=generate.body.with_changes(header=plain))
+    remark = m.TrailingWhitespace(
+        comment=m.Comment(m.MatchIfTrue(lambda text: "noqa: PLR" in text))
+    )
+    if not m.matches(generate.body, m.IndentedBlock(header=remark)):
+        return generate
+    return generate.with_changes(body=generate.body.with_changes(header=cst.TrailingWhitespace()))

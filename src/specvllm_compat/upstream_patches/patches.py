@@ -147,7 +147,8 @@ PATCHES: dict[str, Patch] = {
         "on the decoder layers leave the model's own forward as it is, and so what it passes on: "
         "llama_4_scaling (vLLM {decoder_forward}), deepstack inputs, embedding scales. Layers "
         "with other outputs are known or refused. Rows are attributed by the model runner's own "
-        "batch order, per step, whatever else is in the batch.",
+        "batch order, per step, whatever else is in the batch, and states are handed over by "
+        "request, as 0.4 has it; generate() of 0.3.0 needs the next patch for that.",
         without="states of such models are wrong without a word, or the forward fails (Granite, "
         "Gemma2, Mistral-Large-3, Qwen3-VL); decode rows and padding shift the rows of others.",
         codemods={

@@ -65,7 +65,7 @@ def diffs_of(files: Files, patches: Iterable[Patch]) -> list[tuple[Patch, list[F
             if new != texts[path]:
                 found[path].append((patch, new))
     diffs: dict[str, list[FileDiff]] = {patch.subject: [] for patch in patches}
-    for path, changes in found.items():
+    for path, changes in sorted(found.items()):
         if changes:
             variants = [new for _, new in changes]
             try:
@@ -95,7 +95,10 @@ def _changed(patch: Patch, codemod: object, path: str, text: str) -> str:
 def _text(files: Files, path: str) -> str:
     if not files.has(path):
         raise NotPossible(f"this speculators is not one that we know: it has no {path}")
-    return files.text(path)
+    text = files.text(path)
+    if not text.endswith("\n"):
+        raise NotPossible(f"{path} ends in the middle of a line, which no patch can say")
+    return text
 
 
 def _files(source: Path | None) -> Files:
