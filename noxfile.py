@@ -1,4 +1,4 @@
-"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all.
+"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all, patched.
 
 The environments are those of tests/real_vllm/environments.toml, cached in the user's cache folder.
 """
@@ -18,7 +18,7 @@ import matrix as real  # noqa: E402
 
 # Tests that start engines of their own take minutes; `newest` runs them too.
 OWN_ENGINE = ["0.11.0", "0.16.0", "0.20.2", "0.28.0", "0.33.0"]
-LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging"]
+LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging", "libcst==1.9.0"]
 PAIRS = [
     (release, speculators)
     for release in environments.RELEASES
@@ -124,6 +124,20 @@ def extraction(session: nox.Session) -> None:
     run = real.real_vllm(environments.NEWEST, last, "-v", "-m", "extraction", *session.posargs)
     if not run.ok:
         session.error(run.line())
+
+
+@nox.session
+def patched(session: nox.Session) -> None:
+    """Patched speculators without us, on the releases named, or on six from first to last."""
+    older, last = environments.SPECULATORS
+    releases = session.posargs or ["0.11.0", "0.12.0", "0.16.0", "0.20.2", "0.28.0", "0.32.0"]
+    runs = [
+        real.real_vllm(release, older if release == "0.11.0" else last, "-v", "-m", "patched")
+        for release in releases
+    ]
+    print("\n".join(run.line() for run in runs))
+    if not all(run.ok for run in runs):
+        session.error("a run failed")
 
 
 @nox.session

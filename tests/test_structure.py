@@ -46,8 +46,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"", "extraction"},
         {"", "engine", "engine_args", "extraction", "preflight", "shim", "source"},
     ),
+    "upstream_patches": (
+        {"engine", "files", "preflight", "shim", "shims", "source", "upstream_patches", ""},
+        {"upstream_patches"},  # of engine only the names of families
+    ),
 }
-THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
+THIRD_PARTY = {
+    "wrapt": {"installer"},
+    "packaging": {"preflight", "shim", "upstream_patches"},
+    "libcst": {"upstream_patches"},
+}
 # What vLLM and speculators bring along
 BROUGHT = {"numpy", "datasets", "huggingface_hub", "pyarrow", "safetensors", "tqdm"}
 THIRD_PARTY |= {name: {"extraction"} for name in BROUGHT}

@@ -17,6 +17,7 @@ from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
 # the parsed options and returns the exit status.
 COMMANDS: tuple[str, ...] = (
     "specvllm_compat.extraction.command",
+    "specvllm_compat.upstream_patches.command",
     "specvllm_compat.verification.command",
 )
 

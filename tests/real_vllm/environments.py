@@ -110,6 +110,22 @@ def speculators(version: str) -> Path:
     return beside("speculators", version)
 
 
+def patch_tools(python: str) -> Path:
+    """A folder to put on PYTHONPATH of this interpreter: libcst, and ``bin/ruff``."""
+    version = subprocess.run(
+        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    requirements: list[str] = PINS["patches"]["requirements"]
+
+    def build(folder: Path) -> None:
+        uv("pip", "install", "--quiet", "--python", python, "--target", str(folder), *requirements)
+
+    return built(CACHE / f"patch-tools-{version}-{key(requirements)}", build)
+
+
 def environment(release: str) -> Environment:
     """Build or find the environment of one vLLM release."""
     pins, common = PINS["releases"][release], PINS["common"]

@@ -20,7 +20,7 @@ import environments
 CHECKOUT = Path(__file__).parents[2]
 WORK = CHECKOUT / ".nox"
 
-QUICK = "not families and not extraction"
+QUICK = "not families and not extraction and not patched"
 """The tests that start engines of their own are run, but for those that have a session."""
 
 # What a quiet engine on a small machine without a network needs.
@@ -66,7 +66,8 @@ class Run:
 
 def site() -> Path:
     """A folder that holds this checkout, built and installed; a changed source makes a new one."""
-    sources = [*sorted((CHECKOUT / "src").rglob("*.py")), CHECKOUT / "pyproject.toml"]
+    inside = (path for path in (CHECKOUT / "src").rglob("*") if path.suffix in (".py", ".in"))
+    sources = [*sorted(inside), CHECKOUT / "pyproject.toml"]
     digest = hashlib.sha256()
     for source in sources:
         digest.update(str(source.relative_to(CHECKOUT)).encode() + source.read_bytes())
