@@ -92,6 +92,10 @@ told = {
     "request": requests(found),
     "generate": refusals(found),
 }
+ended = told["context_manager"] = []
+found.executor.shutdown = lambda: ended.append("shut down")
+with found as entered:
+    ended.append(entered is found)
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 told["decoder_forward"] = kind(lambda: Generator("nested"))
 tell(told)
@@ -158,7 +162,15 @@ def text_of(folder: Path) -> str:
 # --- shim by shim: what it adapts is gone from the patched tree, or does the same there
 
 IMPORTED = {"attention_mask_module", "annotations", "hashing_module"}
-SEEN = {"model_files", "config_fields", "two_phase", "kv_cache_config", "scheduler", "request"}
+SEEN = {
+    "context_manager",
+    "model_files",
+    "config_fields",
+    "two_phase",
+    "kv_cache_config",
+    "scheduler",
+    "request",
+}
 GONE = {
     "two_phase": r"\.(execute_model|sample_tokens)\(",
     "kv_planning_names": r"_get_kv_cache_groups|get_kv_cache_config_from|unify_hybrid",

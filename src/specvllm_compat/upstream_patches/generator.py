@@ -165,6 +165,15 @@ def run_the_schedulers_loop(module: cst.Module) -> cst.Module:
     return changed(module, {generate: [_without_remark(new), *helpers]})
 
 
+def let_with_end_the_workers(module: cst.Module) -> cst.Module:
+    """The class becomes a context manager."""
+    last = function(module, f"{CLASS}.__del__")
+    methods = the_class(template("context_manager"), CLASS).body.body
+    blank = cst.EmptyLine(indent=False)
+    ours = [method.with_changes(leading_lines=[blank]) for method in methods]
+    return changed(module, {last: [last, *ours]})
+
+
 def _around_the_loop(
     statements: list[cst.BaseStatement],
 ) -> tuple[list[cst.BaseStatement], cst.For, list[cst.BaseStatement]]:

@@ -176,4 +176,13 @@ PATCHES: dict[str, Patch] = {
         mark="_take_states",
         needs=("assembled_engine", "forward_hooks"),
     ),
+    "context_manager": Patch(
+        subject="Let with end the worker processes",
+        shims=("context_manager",),
+        why="__del__ runs when the last reference is gone, and an exception's traceback holds one; "
+        "at the interpreter's exit it may not run at all.",
+        without="worker processes, and the memory of their device, stay after a script has failed.",
+        codemods={GENERATOR: generator.let_with_end_the_workers},
+        mark="def __exit__",
+    ),
 }
