@@ -15,7 +15,10 @@ from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
 
 # Modules with commands of their own: ``add_to(commands)`` adds a parser whose default ``run`` takes
 # the parsed options and returns the exit status.
-COMMANDS: tuple[str, ...] = ("specvllm_compat.verification.command",)
+COMMANDS: tuple[str, ...] = (
+    "specvllm_compat.verification.command",
+    "specvllm_compat.benchmarking.command",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

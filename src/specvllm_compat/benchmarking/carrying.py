@@ -23,7 +23,8 @@ class Step:
         """Of all its states."""
         import torch
 
-        return self.layers * self.rows * self.hidden * getattr(torch, self.dtype).itemsize
+        each: int = getattr(torch, self.dtype).itemsize
+        return self.layers * self.rows * self.hidden * each
 
 
 def carry(step: Step, steps: int, repetitions: int, device: str = "cpu") -> list[float]:
