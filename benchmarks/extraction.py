@@ -9,7 +9,6 @@ All rivals of one model are loaded side by side and take turns.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import models
@@ -68,8 +67,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="into docs/benchmarks")
-    parser.add_argument("--folder", type=Path, default=results.FOLDER, help="another one")
+    results.add_options(parser)
     options = parser.parse_args()
     size = race.Size(options.prompts, options.length)
     for name in options.models:
@@ -80,19 +78,17 @@ def main() -> None:
             found = race.race(rivals, size, options.rounds)
         check_agreement(found)
         print("\n".join(lines(found, size.tokens, per_token)), flush=True)
-        if options.save:
-            results.save(
-                f"extraction-{name}",
-                {
-                    "shape": vars(shape),
-                    "dtype": options.dtype,
-                    "prompts": size.prompts,
-                    "length": size.length,
-                    "bytes_per_token": per_token,
-                    "rivals": found,
-                },
-                options.folder,
-            )
+        results.save(
+            f"extraction-{name}",
+            {
+                "shape": vars(shape),
+                "dtype": options.dtype,
+                "size": vars(size),
+                "bytes_per_token": per_token,
+                "rivals": found,
+            },
+            options,
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -25,8 +26,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def save(name: str, what: dict[str, Any], folder: Path) -> None:
-    """Write ``what`` to ``NAME-VLLM.json``."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `save` looks at."""
+    parser.add_argument("--save", action="store_true", help="the results, as JSON")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to (docs/benchmarks)")
+
+
+def save(name: str, what: dict[str, Any], options: argparse.Namespace) -> None:
+    """Write ``what`` to ``NAME-VLLM.json``, if that was asked for."""
+    if not options.save:
+        return
+    folder: Path = options.folder
     told = {"versions": versions(), "machine": machine.describe(), "date": str(date.today())}
     path = folder / f"{name}-{told['versions']['vllm']}.json"
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,14 +34,14 @@ class Prefill:
 
         arguments = EngineArgs(**engine_args(settings), distributed_executor_backend="mp")
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._count = 0
 
     def run(self, prompts: Prompts) -> Iterator[list[Any]]:
         for prompt in prompts:
-            self._core.add_request(self._request(prompt))
-        while self._core.scheduler.has_requests():
-            self._core.step()
+            self.core.add_request(self._request(prompt))
+        while self.core.scheduler.has_requests():
+            self.core.step()
         return iter(())
 
     def _request(self, prompt: list[int]) -> Any:

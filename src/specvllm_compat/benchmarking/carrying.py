@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 
@@ -27,44 +28,55 @@ class Step:
         return self.layers * self.rows * self.hidden * each
 
 
-def carry(step: Step, steps: int, repetitions: int, device: str = "cpu") -> list[float]:
-    """Seconds for ``steps`` steps of states, from tensors of a worker to tensors of the driver.
+class Carrier:
+    """A worker with the engine's own writer, and a driver that sorts rows as the engine does.
 
-    The worker is a process with the engine's own writer; this one sorts rows into prompts as the
-    engine does. Both work at a time, on different steps.
+    Both work at a time, on different steps. A context manager: the worker ends with it.
     """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    worker = context.Process(target=_write, args=(there, step, device), daemon=True)
-    worker.start()
-    there.close()
-    segment = here.recv()
-    mapped = segment.map()
-    seconds = []
-    for repetition in range(repetitions + 1):
+
+    def __init__(self, step: Step, device: str = "cpu") -> None:
+        self._step = step
+        context = multiprocessing.get_context("spawn")
+        self._connection, there = context.Pipe()
+        self._worker = context.Process(target=_write, args=(there, step, device), daemon=True)
+        self._worker.start()
+        there.close()
+        self._states = self._connection.recv().map()
+        self.run(2)  # memory is taken into use
+
+    def run(self, steps: int) -> float:
+        """Seconds for so many steps, from tensors of the worker to tensors of the driver."""
         started = time.perf_counter()
         for number in range(steps + 1):
             if number < steps:
-                here.send(number)
+                self._connection.send(number)
             if number:
-                _sort(mapped[here.recv()], step)
-        if repetition:  # the first fills memory
-            seconds.append(time.perf_counter() - started)
-    here.send(None)
-    worker.join()
-    return seconds
+                _sort(self._states[self._connection.recv()], self._step)
+        return time.perf_counter() - started
+
+    def __enter__(self) -> Carrier:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.send(None)
+        self._worker.join()
 
 
 def _sort(states: Any, step: Step) -> None:
-    from types import SimpleNamespace
-
     from specvllm_compat.engine.run import _Rows
 
     for start in range(0, step.rows, step.length):
-        request = SimpleNamespace(request_id="", prompt_token_ids=[0] * step.length)
-        rows = _Rows(request, list(range(step.layers)))
+        prompt = [0] * min(step.length, step.rows - start)
+        rows = _Rows(
+            SimpleNamespace(request_id="", prompt_token_ids=prompt), list(range(step.layers))
+        )
         for layer_id in range(step.layers):
-            rows.add(layer_id, 0, states[layer_id, start : start + step.length])
+            rows.add(layer_id, 0, states[layer_id, start : start + len(prompt)])
 
 
 def _write(connection: Any, step: Step, device: str) -> None:

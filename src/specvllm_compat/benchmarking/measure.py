@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from specvllm_compat.benchmarking import machine
-from specvllm_compat.benchmarking.carrying import Step, carry
+from specvllm_compat.benchmarking.carrying import Carrier, Step
 from specvllm_compat.benchmarking.outcome import Outcome
+from specvllm_compat.benchmarking.samples import rates
 
 Prompts = list[list[int]]
+
+_STEPS = 4  # that are carried: the first and the last one have nobody beside them
 
 
 def bench(
@@ -60,6 +63,8 @@ def bench(
         device = generator.vllm_config.device_config.device_type
     finally:
         generator.executor.shutdown()
+    with Carrier(step, device) as carrier:
+        carrying = [carrier.run(_STEPS) for _ in range(rounds)]
     return Outcome(
         model=model,
         layer_ids=list(generator.layer_ids),
@@ -70,9 +75,8 @@ def bench(
         vllm=installed("vllm").text,
         machine=machine.describe(),
         seconds=seconds,
-        carried_bytes=2 * step.bytes,
-        carrying=carry(step, 2, rounds, device),
-        copying=[2 * each for each in machine.copying(step.bytes, rounds)],
+        transport=rates(_STEPS * step.bytes / 1e9, carrying),
+        copy=rates(step.bytes / 1e9, machine.copying(step.bytes, rounds)),
     )
 
 

@@ -18,7 +18,11 @@ _COPYING = 0.5  # of a plain copy: faster than this, memory is what is slow
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Samples, as they were measured; ``seconds`` per way of running all prompts once."""
+    """Samples, as they were measured: ``seconds`` per way of running all prompts once.
+
+    ``transport`` from worker to driver with nothing else to do, and ``copy`` by one thread, are in
+    gigabytes per second.
+    """
 
     model: str
     layer_ids: list[int]
@@ -29,23 +33,12 @@ class Outcome:
     vllm: str
     machine: dict[str, str]
     seconds: dict[str, list[float]]
-    carried_bytes: int
-    carrying: list[float]
-    copying: list[float]
+    transport: list[float]
+    copy: list[float]
 
     def rates(self, way: str) -> list[float]:
         """Tokens per second."""
         return rates(self.prompts * self.length, self.seconds[way])
-
-    @property
-    def transport(self) -> Spread:
-        """Gigabytes per second, from worker to driver with nothing else to do."""
-        return spread(rates(self.carried_bytes / 1e9, self.carrying))
-
-    @property
-    def copy(self) -> Spread:
-        """Gigabytes per second that one thread copies."""
-        return spread(rates(self.carried_bytes / 1e9, self.copying))
 
     def of_prefill(self, way: str) -> Spread:
         """How many times as fast as prefill alone."""
@@ -55,15 +48,16 @@ class Outcome:
     def limit(self) -> str:
         """The stage that would be slowest if each had the machine to itself."""
         prefill = spread(self.rates("prefill")).median
-        carried = 1e9 * self.transport.median / self.bytes_per_token
+        transport, copy = spread(self.transport).median, spread(self.copy).median
+        carried = 1e9 * transport / self.bytes_per_token
         told = (
             f"alone, prefill does {prefill:,.0f} tokens/s, and states of {carried:,.0f} tokens/s "
             "can be carried"
         )
         if prefill <= carried:
             return f"compute: {told}"
-        if self.transport.median >= _COPYING * self.copy.median:
-            return f"memory bandwidth: {told}, at {self.transport.median:.1f} GB/s"
+        if transport >= _COPYING * copy:
+            return f"memory bandwidth: {told}, at {transport:.1f} GB/s"
         return f"transport: {told}"
 
     def as_json(self) -> str:
@@ -75,13 +69,7 @@ class Outcome:
             }
             for way in self.seconds
         }
-        found = {
-            "ways": ways,
-            "transport_gigabytes_per_second": asdict(self.transport),
-            "copy_gigabytes_per_second": asdict(self.copy),
-            "limit": self.limit,
-        }
-        return json.dumps(asdict(self) | found, indent=2)
+        return json.dumps(asdict(self) | {"ways": ways, "limit": self.limit}, indent=2)
 
     def as_text(self) -> str:
         """A table."""
@@ -89,7 +77,7 @@ class Outcome:
             f"{self.model} in {self.dtype} on vLLM {self.vllm}, layers {self.layer_ids}: "
             f"{self.bytes_per_token / 1024:.1f} KiB of states per token",
             ", ".join(f"{name} {what}" for name, what in self.machine.items()),
-            f"{self.prompts} x {self.length} tokens, {len(self.carrying)} rounds in turn: "
+            f"{self.prompts} x {self.length} tokens, {len(self.copy)} rounds in turn: "
             "median [lowest, highest]",
             "",
         ]
@@ -101,11 +89,11 @@ class Outcome:
                 f"  {_NAMES[way]:<26} {spread(speed).text(',.0f'):>26} tokens/s {carried:>13}"
                 f"   {self.of_prefill(way).text('.3f')} of prefill"
             )
-        share = self.transport.median / self.copy.median
+        transport, copy = spread(self.transport), spread(self.copy)
         lines += [
-            f"  {'transport alone':<26} {self.transport.text():>26} GB/s",
-            f"  {'a copy by one thread':<26} {self.copy.text():>26} GB/s"
-            f"{'':18}transport is {share:.2f} of it",
+            f"  {'transport alone':<26} {transport.text():>26} GB/s",
+            f"  {'a copy by one thread':<26} {copy.text():>26} GB/s"
+            f"{'':18}transport is {transport.median / copy.median:.2f} of it",
             "",
             f"Bound by {self.limit}.",
         ]
