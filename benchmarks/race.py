@@ -136,8 +136,10 @@ def loaded(
 
 
 def environment(name: str) -> dict[str, str]:
-    """What a rival's process finds in ``os.environ``: specvllm_compat only where it is measured."""
-    ours = "generate" in name
+    """What a rival's process finds in ``os.environ``: specvllm_compat only where it is measured.
+
+    vllm-lens is in the folder that VLLM_LENS names, because installed it is in every vLLM process.
+    """
     quiet = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -146,7 +148,10 @@ def environment(name: str) -> dict[str, str]:
     }
     # Without our own files in the way, and with bytecode: else an import takes a minute.
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return quiet | kept | {"SPECVLLM_COMPAT": "on" if ours else "off"}
+    own = {"SPECVLLM_COMPAT": "on" if "generate" in name else "off"}
+    if name == "lens":
+        own["PYTHONPATH"] = os.pathsep.join([kept["PYTHONPATH"], kept["VLLM_LENS"]])
+    return quiet | kept | own
 
 
 def race(rivals: Sequence[Rival], size: Size, rounds: int) -> dict[str, dict[str, Any]]:

@@ -24,15 +24,15 @@ FOLDER = CHECKOUT / "docs" / "benchmarks"
 LIMIT = "prefill"
 NAMES = {
     "prefill": "vLLM, prefill alone",
-    "prefill again": "the same in another process",
+    "again": "the same in another process",
     "LLM": "`vllm.LLM.generate`",
     "generate": "`generate()`",
     "iter_generate": "`iter_generate()`",
     "upstream": "speculators' own class",
-    "upstream at once": "speculators' own, its limit of requests raised",
+    "upstream_at_once": "speculators' own, its limit of requests raised",
     "huggingface": "Hugging Face `output_hidden_states`",
     "native": "vLLM's own `extract_hidden_states`",
-    "vllm-lens": "vllm-lens",
+    "lens": "vllm-lens",
 }
 OURS = ("generate", "iter_generate")
 

@@ -230,15 +230,15 @@ class VllmLens(LLM):
 
 RIVALS: dict[str, Any] = {
     "prefill": Prefill,
-    "prefill again": Prefill,
+    "again": Prefill,
     "LLM": LLM,
     "generate": Generate,
     "iter_generate": IterGenerate,
     "upstream": Upstream,
-    "upstream at once": UpstreamAtOnce,
+    "upstream_at_once": UpstreamAtOnce,
     "huggingface": HuggingFace,
     "native": Native,
-    "vllm-lens": VllmLens,
+    "lens": VllmLens,
 }
 
 
