@@ -87,6 +87,9 @@ def extraction() -> str:
         (FOLDER / f"{stem}.svg").write_text(bars(head, note, shown, limit))
         told.append(f"{head}, {found['bytes_per_token'] // 1024} KiB of states per token:\n")
         told.append(table(["who", "tokens/s", "GB/s", "of prefill"], rows))
+        if "upstream" in seen:
+            times = ratio(seen["generate"], seen["upstream"]).text()
+            told.append(f"`generate()` is {times} times as fast as speculators' own class.\n")
         told.append(f"![{head}](benchmarks/{stem}.svg)\n")
     return "\n".join(told)
 
@@ -115,10 +118,13 @@ def memory() -> str:
         for prompts, seen in found["prompts"].items():
             states = int(prompts) * found["length"] * found["bytes_per_token"]
             for name, used in seen.items():
-                cells = (mebibytes(each) for each in (states, used["worker"], used["driver"]))
-                rows.append([prompts, NAMES[name], *cells])
+                cells = [mebibytes(each) for each in (states, used["worker"], used["driver"])]
+                own = seen.get("upstream_at_once")
+                share = f"{used['worker'] / own['worker']:.2f}" if own else ""
+                rows.append([prompts, NAMES[name], *cells, share])
         told.append(f"vLLM {found['versions']['vllm']}, prompts of {found['length']} tokens:\n")
         head = ["prompts", "who", "states", "worker, for states", "driver, results included"]
+        head.append("worker ÷ speculators' own")
         told.append(table(head, rows))
         for name, after in found["driver_after_calls"].items():
             grown = ", ".join(f"{(each - after[0]) / 2**20:+.1f}" for each in after[1:])
