@@ -103,6 +103,8 @@ def loaded(
 ) -> Iterator[list[Rival]]:
     """The rivals with a model of this shape, ready to run; those that can't load have an error."""
     rivals: list[Rival] = []
+    # Stopped processes would outlive this one: whatever ends it has to end them first.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         model = models.make(Path(folder, "model"), shape, dtype)
         told = Path(folder, "settings.json")
