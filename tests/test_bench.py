@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from fake_trees import Tree
 from specvllm_compat import engine_args
+from specvllm_compat.benchmarking.carrying import Carrier, Step
 from specvllm_compat.benchmarking.outcome import Outcome
 from specvllm_compat.benchmarking.picture import Bar, bars
 from specvllm_compat.benchmarking.samples import ratio, spread
@@ -133,3 +134,11 @@ def test_bars_are_as_long_as_their_values() -> None:
     picture = ElementTree.fromstring(bars("title", "note", shown))
     widths = [float(e.get("width", 0)) for e in picture.iter() if e.get("class") in ("bar", "ours")]
     assert widths[1] == pytest.approx(2 * widths[0])
+
+
+def test_carrying_takes_steps_from_one_process_to_another() -> None:
+    pytest.importorskip("torch")
+    step = Step(layers=2, rows=7, hidden=4, dtype="bfloat16", length=3)
+    assert step.bytes == 2 * 7 * 4 * 2
+    with Carrier(step) as carrier:
+        assert carrier.run(3) > 0
