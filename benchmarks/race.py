@@ -92,8 +92,14 @@ class Rival:
             os.killpg(self._process.pid, number)
 
     def end(self) -> None:
-        self._signal(signal.SIGKILL)  # its workers too, which would not notice in time
-        self._process.wait()
+        """Its workers end with it; what tracks vLLM's shared memory outlives it, and tidies up."""
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
         self._log.close()
 
 
