@@ -36,6 +36,8 @@ MEASURED = [
     ("memory", "0.16.0", "--rivals generate iter_generate upstream upstream_at_once"),
     ("self_check", "0.16.0", ""),
     ("self_check", "0.32.0", ""),
+    ("start_up", "0.16.0", "--repetitions 3"),
+    ("start_up", "0.32.0", "--repetitions 3"),
     ("growth", "0.32.0", ""),
 ]
 LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging"]

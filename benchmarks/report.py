@@ -174,6 +174,18 @@ def self_check() -> str:
     return table(["vLLM", "model", "seconds with checks", "without", "ratio"], rows)
 
 
+def start_up() -> str:
+    """Seconds of fresh processes."""
+    rows = []
+    for _, found in read("start_up"):
+        for part in ("constructor", "to first result", "whole process"):
+            seen = {name: [run[part] for run in runs] for name, runs in found["starts"].items()}
+            each = [spread(seen[name]).text(".1f") for name in ("LLM", "generator")]
+            share = ratio(seen["generator"], seen["LLM"]).text()
+            rows.append([found["versions"]["vllm"], part, *each, share])
+    return table(["vLLM", "seconds", "`vllm.LLM(...)`", "the generator", "ratio"], rows)
+
+
 def machines() -> str:
     """Where the numbers come from."""
     lines = []
@@ -191,6 +203,7 @@ SECTIONS = {
     "memory": memory,
     "growth": growth,
     "self_check": self_check,
+    "start_up": start_up,
     "machines": machines,
 }
 
