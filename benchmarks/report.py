@@ -29,7 +29,7 @@ NAMES = {
     "generate": "`generate()`",
     "iter_generate": "`iter_generate()`",
     "upstream": "speculators' own class",
-    "upstream_at_once": "speculators' own, its limit of requests raised",
+    "upstream_at_once": "speculators' own, limit of requests raised",
     "huggingface": "Hugging Face `output_hidden_states`",
     "native": "vLLM's own `extract_hidden_states`",
     "lens": "vllm-lens",

@@ -120,7 +120,7 @@ def test_the_limit_is_the_stage_that_is_slowest_alone(
 def test_the_picture_is_svg_with_a_bar_per_way() -> None:
     picture = ElementTree.fromstring(OUTCOME.as_svg())
     texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
-    assert "a/model, vLLM 0.32.0: bound by compute" in texts
+    assert "model, vLLM 0.32.0: bound by compute" in texts
     assert "10 x 100 tokens, bfloat16, A & B <x86_64>" in texts
     assert [text for text in texts if text and "tokens/s" in text] == [
         "1,000 tokens/s, 1.00",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 
 from specvllm_compat.benchmarking.picture import Bar, bars
 from specvllm_compat.benchmarking.samples import Spread, rates, ratio, spread
@@ -106,6 +107,7 @@ class Outcome:
             speed = spread(self.rates(way))
             text = f"{speed.median:,.0f} tokens/s, {self.of_prefill(way).median:.2f}"
             shown.append(Bar(_NAMES[way], speed, text, ours=way != "prefill"))
-        title = f"{self.model}, vLLM {self.vllm}: bound by {self.limit.partition(':')[0]}"
+        binds = self.limit.partition(":")[0]
+        title = f"{PurePath(self.model).name}, vLLM {self.vllm}: bound by {binds}"
         note = f"{self.prompts} x {self.length} tokens, {self.dtype}, {self.machine['processor']}"
         return bars(title, note, shown, limit=spread(self.rates("prefill")).median)
