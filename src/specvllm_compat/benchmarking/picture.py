@@ -10,7 +10,7 @@ from specvllm_compat.benchmarking.samples import Spread
 
 _LABEL, _BARS, _ROW, _TOP = 240, 420, 26, 52
 _STYLE = (
-    "text{font:13px sans-serif;fill:#444}.title{font-weight:bold}.small{font-size:12px}"
+    "text{font-family:sans-serif;font-size:13px;fill:#444}.title{font-weight:bold}.small{font-size:12px}"
     ".bar{fill:#8fa3b8}.ours{fill:#2f6fb0}.mark{stroke:#222;stroke-width:1.5}"
     ".limit{stroke:#b03030;stroke-dasharray:4 3}"
 )
@@ -51,7 +51,7 @@ def bars(title: str, note: str, shown: Sequence[Bar], limit: float | None = None
             f'width="{long:.1f}" height="18"/>',
             f'<line class="mark" x1="{_LABEL + low:.1f}" x2="{_LABEL + high:.1f}" '
             f'y1="{middle}" y2="{middle}"/>',
-            f'<text class="small" x="{_LABEL + max(long, high) + 8:.1f}" y="{middle + 4}">'
+            f'<text class="small" x="{_LABEL + _BARS + 8}" y="{middle + 4}">'
             f"{escape(bar.text)}</text>",
         ]
     if limit is not None:
