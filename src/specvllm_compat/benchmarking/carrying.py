@@ -82,14 +82,14 @@ def _sort(states: Any, step: Step) -> None:
 def _write(connection: Any, step: Step, device: str) -> None:
     """In the worker: write steps as they are asked for, until None is."""
     import torch
-    from specvllm_compat.engine.transport import BUFFERS, create, writer
+    from specvllm_compat.engine.transport import BUFFERS, Shared, writer
 
     dtype = getattr(torch, step.dtype)
-    segment, _ = create(step.layers, step.rows, step.hidden, dtype)
-    buffers = segment.map()
+    shared = Shared(step.layers, step.rows, step.hidden, dtype)
+    buffers = shared.segment.map()
     target = writer(torch.device(device), buffers)
     hidden = torch.randn(step.rows, step.hidden).to(dtype).to(device)
-    connection.send(segment)
+    connection.send(shared.segment)
     while (number := connection.recv()) is not None:
         for layer in buffers[number % BUFFERS]:
             target.write(layer, hidden, None)
