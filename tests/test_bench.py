@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 from fake_trees import Tree
-from specvllm_compat import engine_args
 from specvllm_compat.benchmarking.carrying import Carrier, Step
 from specvllm_compat.benchmarking.outcome import Outcome
 from specvllm_compat.benchmarking.picture import Bar, bars
@@ -65,20 +64,6 @@ def test_bad_input_is_refused_before_anything_is_loaded(
     tree: Trees, arguments: list[str], said: str
 ) -> None:
     assert said in refused(tree(), "--model", "a/model", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("dtype=float32", ("dtype", "float32")),
-        ("max-num-seqs=8", ("max_num_seqs", 8)),
-        ('compilation_config={"mode": 0}', ("compilation_config", {"mode": 0})),
-        ("--block-size=16", ("block_size", 16)),
-        ("load_format=a=b", ("load_format", "a=b")),
-    ],
-)
-def test_engine_arguments_are_json_or_text(text: str, parsed: tuple[str, object]) -> None:
-    assert engine_args.parse(text) == parsed
 
 
 def test_a_ratio_compares_runs_of_the_same_round() -> None:

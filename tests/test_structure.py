@@ -34,13 +34,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"engine"}, {"engine"}),
     "shims": ({"contract", "shim", "engine_args", "shims"}, {"engine"}),
     "installer": ({"contract", "shim", "shims"}, set()),
-    "benchmarking": ({"benchmarking"}, {"benchmarking", "engine", "engine_args", "shim", ""}),
+    "benchmarking": (
+        {"benchmarking", "streams"},
+        {"benchmarking", "engine", "engine_args", "shim", ""},
+    ),
     "preflight": (
         {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
     "verification": (
-        {"engine", "preflight", "shim", "shims", "source", "verification"},
+        {"engine", "preflight", "shim", "shims", "source", "streams", "verification"},
         {"", "engine_args", "verification"},  # "": the version
     ),
 }

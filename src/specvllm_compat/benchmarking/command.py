@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from specvllm_compat.streams import output_to_stderr
 
 
 def add_to(commands: Any) -> None:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--picture {picture}: there is no folder {picture.parent}")
         given = dict(engine_args.parse(text) for text in options.engine_arg)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        with _output_to_stderr():  # vLLM and its workers write to stdout
+        with output_to_stderr():  # vLLM and its workers write to stdout
             outcome = bench(
                 options.model,
                 prompts=options.prompts,
@@ -60,17 +60,3 @@ def run(options: argparse.Namespace) -> int:
         picture.write_text(outcome.as_svg(), encoding="utf-8")
     print(outcome.as_json() if options.json else outcome.as_text())
     return 0
-
-
-@contextlib.contextmanager
-def _output_to_stderr() -> Iterator[None]:
-    """Send what this process and its children write to file descriptor 1 to 2."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
