@@ -157,6 +157,8 @@ def environment(name: str) -> dict[str, str]:
     # Without our own files in the way, and with bytecode: else an import takes a minute.
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     own = {"SPECVLLM_COMPAT": "on" if "generate" in name else "off"}
+    if name == "native":  # which keeps states in the KV cache
+        own["VLLM_CPU_KVCACHE_SPACE"] = "4"
     if name == "lens":
         own["PYTHONPATH"] = os.pathsep.join([kept["PYTHONPATH"], kept["VLLM_LENS"]])
     return quiet | kept | own

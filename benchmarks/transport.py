@@ -44,9 +44,9 @@ class Pickling:
             "model": str(model),
             "dtype": "float32",
             "max_model_len": 64,
-            "max_num_batched_tokens": 64,
+            "max_num_batched_tokens": 512,
         }
-        self._executor = rivals.Prefill(settings).core.model_executor
+        self._engine = rivals.Prefill(settings)
         self._workers = memory_use.workers(os.getpid())
         self._arguments = (step.layers, step.rows, step.hidden, step.dtype)
         self.run(1)
@@ -55,14 +55,14 @@ class Pickling:
         self._signal(signal.SIGCONT)
         started = time.perf_counter()
         for _ in range(steps):
-            self._executor.collective_rpc(states_of, args=self._arguments)
+            self._engine.core.model_executor.collective_rpc(states_of, args=self._arguments)
         seconds = time.perf_counter() - started
         self._signal(signal.SIGSTOP)
         return seconds
 
     def end(self) -> None:
         self._signal(signal.SIGCONT)
-        self._executor.shutdown()
+        self._engine.core.shutdown()
 
     def _signal(self, number: int) -> None:
         for process in self._workers:
