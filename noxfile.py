@@ -1,4 +1,4 @@
-"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all, measure.
+"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all, patched …
 
 The environments are those of tests/real_vllm/environments.toml, cached in the user's cache folder.
 """
@@ -40,7 +40,7 @@ MEASURED = [
     ("start_up", "0.32.0", "--repetitions 3"),
     ("growth", "0.32.0", ""),
 ]
-LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging"]
+LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging", "libcst==1.9.0"]
 PAIRS = [
     (release, speculators)
     for release in environments.RELEASES
@@ -102,7 +102,7 @@ def vllm(session: nox.Session, release: str, speculators: str) -> None:
 def newest(session: nox.Session) -> None:
     """The tests on a real engine of the newest release; all of them with the newest speculators."""
     *older, last = environments.SPECULATORS
-    runs = [real.real_vllm(environments.NEWEST, last, "-m", "not families", *session.posargs)]
+    runs = [real.real_vllm(environments.NEWEST, last, "-m", real.QUICK, *session.posargs)]
     for speculators in older:
         arguments = ["-m", "not own_engine", *session.posargs]
         runs.append(real.real_vllm(environments.NEWEST, speculators, *arguments))
@@ -134,6 +134,29 @@ def families(session: nox.Session) -> None:
     releases = session.posargs or ["0.12.0", "0.16.0", "0.20.2", "0.26.0", environments.NEWEST]
     last = environments.SPECULATORS[-1]
     runs = [real.real_vllm(release, last, "-v", "-m", "families") for release in releases]
+    print("\n".join(run.line() for run in runs))
+    if not all(run.ok for run in runs):
+        session.error("a run failed")
+
+
+@nox.session
+def extraction(session: nox.Session) -> None:
+    """Real runs of `extract` that are killed, and speculators' trainers on what they leave."""
+    last = environments.SPECULATORS[-1]
+    run = real.real_vllm(environments.NEWEST, last, "-v", "-m", "extraction", *session.posargs)
+    if not run.ok:
+        session.error(run.line())
+
+
+@nox.session
+def patched(session: nox.Session) -> None:
+    """Patched speculators without us, on the releases named, or on six from first to last."""
+    older, last = environments.SPECULATORS
+    releases = session.posargs or ["0.11.0", "0.12.0", "0.16.0", "0.20.2", "0.28.0", "0.32.0"]
+    runs = [
+        real.real_vllm(release, older if release == "0.11.0" else last, "-v", "-m", "patched")
+        for release in releases
+    ]
     print("\n".join(run.line() for run in runs))
     if not all(run.ok for run in runs):
         session.error("a run failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ import tiny
 import torch
 from conftest import LAYER_IDS
 from oracle import check_results
-from vllm import sampling_params
+from speculators.data_generation import vllm_hidden_states_generator as consumer
 from vllm.sampling_params import SamplingParams
 
 GOOD = [[7, 8, 9, 10, 11], [300] * 20, [5] * 200]
@@ -163,7 +164,9 @@ def test_an_interrupt_waits_for_its_step_and_the_next_call_works(
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         nonlocal steps
         steps += 1
-        if steps == 3:
+        if steps == 3:  # as a terminal does: every process gets it
+            for worker in generator.executor.workers:
+                os.kill(worker.proc.pid, signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return schedule(*args, **kwargs)
 
@@ -182,8 +185,11 @@ def test_an_interrupt_waits_for_its_step_and_the_next_call_works(
 def test_tokens_that_others_sample_in_the_same_steps_do_not_shift_a_prompts_rows(
     generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def more_tokens(**given: Any) -> Any:
-        return SamplingParams(**{**given, "max_tokens": 6, "ignore_eos": True})
+    request = consumer.Request
+
+    def of_six_tokens(**given: Any) -> Any:
+        given["sampling_params"] = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        return request(**given)
 
     scheduler, mixed = generator.scheduler, 0
     schedule = scheduler.schedule
@@ -195,7 +201,7 @@ def test_tokens_that_others_sample_in_the_same_steps_do_not_shift_a_prompts_rows
         mixed += sampled == {True, False}
         return step
 
-    monkeypatch.setattr(sampling_params, "SamplingParams", more_tokens)
+    monkeypatch.setattr(consumer, "Request", of_six_tokens)
     monkeypatch.setattr(scheduler, "schedule", counted)
     prompts = tiny.prompts(60, 200, seed=6)
     check_results(generator.generate(prompts), prompts, llama, LAYER_IDS)

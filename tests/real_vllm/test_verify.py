@@ -136,6 +136,23 @@ def test_a_call_that_fails_is_wrong_and_not_the_end(
     assert checks["batched"].remark == "RuntimeError: rows are missing"
 
 
+def test_a_row_too_few_is_wrong(
+    generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = generator.generate
+
+    def cut(prompts: Any) -> Any:
+        results = generate(prompts)
+        results[-1]["hidden_states"][1] = results[-1]["hidden_states"][1][:-1]
+        return results
+
+    monkeypatch.setattr(generator, "generate", cut)
+    checks = verified(generator, llama)
+    assert checks["alone"].verdict == WRONG
+    assert "has 1 tokens, its layers [1, 0, 1, 1, 1]" in checks["alone"].remark
+    assert checks["Hugging Face"].verdict == NOT_RUN
+
+
 def test_a_model_that_does_not_fit_twice_is_not_compared(
     generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

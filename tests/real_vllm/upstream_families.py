@@ -9,7 +9,6 @@ Writes per family the largest relative difference from Hugging Face, or the fail
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -62,15 +61,7 @@ def attempt(model: Path) -> dict[str, Any]:
 
 
 def main(folder: Path, report: Path) -> None:
-    torch.set_num_threads(1)  # a process whose OpenMP has threads can't be forked
-    config, executor = consumer.ModelConfig, consumer.MultiprocExecutor
-
-    def forked(**given: Any) -> Any:
-        # A worker that has imported everything already; vLLM insists on spawn for the CPU.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        return executor(**given)
-
-    consumer.MultiprocExecutor = forked
+    config = consumer.ModelConfig
     consumer.ModelConfig = lambda **given: config(**{**given, "dtype": "float32"})
     consumer.mem_get_info = lambda: (2 << 30, 2 << 30)
     report.write_text(json.dumps({name: attempt(make(name, folder / name)) for name in FAMILIES}))
