@@ -34,12 +34,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"engine"}, {"engine"}),
     "shims": ({"contract", "shim", "engine_args", "shims"}, {"engine"}),
     "installer": ({"contract", "shim", "shims"}, set()),
+    "benchmarking": (
+        {"benchmarking", "streams"},
+        {"benchmarking", "engine", "engine_args", "shim", ""},
+    ),
     "preflight": (
         {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
     "verification": (
-        {"engine", "preflight", "shim", "shims", "source", "verification"},
+        {"engine", "preflight", "shim", "shims", "source", "streams", "verification"},
         {"", "engine_args", "verification"},  # "": the version
     ),
     "extraction": (
@@ -109,7 +113,8 @@ def test_third_parties_are_imported_where_they_belong(name: str) -> None:
         top = module.split(".")[0]
         if top in PROVIDERS:
             at_top = part(name) in ("engine", "verification")
-            assert at_top or (part(name) in ("extraction", "shims") and inside), module
+            driver = part(name) in ("benchmarking", "extraction", "shims")
+            assert at_top or (driver and inside), module
         elif top in THIRD_PARTY:
             assert part(name) in THIRD_PARTY[top], module
         else:

@@ -15,7 +15,6 @@ from fake_trees import Finished, Tree
 from specvllm_compat import engine_args
 from specvllm_compat.verification import prompts
 from specvllm_compat.verification.agreement import GROSS, Limits, compare, errors
-from specvllm_compat.verification.command import _engine_arg
 from specvllm_compat.verification.report import NOT_RUN, OK, WRONG, Check, Report
 
 Trees = Callable[..., Tree]
@@ -84,12 +83,6 @@ def test_an_engine_that_does_not_start_is_no_verdict(tree: Trees, model: Path) -
     finished = verify(tree(), "--model", model, "--vllm-only")
     assert finished.code == 2
     assert finished.err.startswith("specvllm-compat verify: ")
-
-
-def test_values_of_engine_arguments_are_json_or_text() -> None:
-    assert _engine_arg("--max-num-seqs=4") == ("max_num_seqs", 4)
-    assert _engine_arg("dtype=float32") == ("dtype", "float32")
-    assert _engine_arg('compilation_config={"a": ["b=c"]}')[1] == {"a": ["b=c"]}
 
 
 def test_engine_arguments_are_added_for_the_time_of_the_block(

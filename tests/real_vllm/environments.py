@@ -126,6 +126,20 @@ def patch_tools(python: str) -> Path:
     return built(CACHE / f"patch-tools-{version}-{key(requirements)}", build)
 
 
+def vllm_lens() -> Path:
+    """A folder to put on PYTHONPATH that holds vllm-lens, a rival in benchmarks."""
+    pins = PINS["vllm_lens"]
+
+    def build(folder: Path) -> None:
+        install = ("pip", "install", "--quiet", "--no-deps", "--target", str(folder))
+        # It asks for a newer Python than it needs.
+        uv(*install, "--python-version", "3.12", f"vllm-lens=={pins['version']}")
+        python = str(environment(pins["release"]).python)
+        uv(*install, "--python", python, f"zstandard=={pins['zstandard']}")
+
+    return built(CACHE / f"vllm-lens-{key(pins)}", build)
+
+
 def environment(release: str) -> Environment:
     """Build or find the environment of one vLLM release."""
     pins, common = PINS["releases"][release], PINS["common"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -123,16 +122,13 @@ _OTHER = ("command", "run")
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """``tensor_parallel_size=4``: JSON where the value is JSON, else text."""
+    from specvllm_compat import engine_args
     from specvllm_compat.extraction import BadInput
 
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise BadInput(f"--engine-arg {text}: write NAME=VALUE")
     try:
-        return name.replace("-", "_"), json.loads(value)
-    except ValueError:
-        return name.replace("-", "_"), value
+        return engine_args.parse(text)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def _run(call: Callable[[], Any], *, dry: bool = False) -> int:
