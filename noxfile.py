@@ -1,4 +1,4 @@
-"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all, families.
+"""Sessions: lint, ring0, record, demo, vllm(release, speculators), matrix, matrix_all, patched …
 
 The environments are those of tests/real_vllm/environments.toml, cached in the user's cache folder.
 """
@@ -20,7 +20,29 @@ import matrix as real  # noqa: E402
 # Tests that start engines of their own take minutes; `newest` runs them too.
 OWN_ENGINE = ["0.11.0", "0.16.0", "0.20.2", "0.28.0", "0.33.0"]
 FAMILY_RELEASES = ["0.12.0", "0.16.0", "0.20.2", "0.26.0", environments.NEWEST]
-LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging"]
+# What docs/benchmarks.md shows: script, vLLM release, arguments. Each rival where it runs.
+MEASURED = [
+    ("extraction", "0.16.0", "--models compute-heavy --rivals prefill generate upstream"),
+    (
+        "extraction",
+        "0.16.0",
+        "--models states-heavy "
+        "--rivals prefill again LLM generate iter_generate upstream huggingface",
+    ),
+    ("extraction", "0.32.0", "--models compute-heavy --rivals prefill generate"),
+    ("extraction", "0.32.0", "--models states-heavy --rivals prefill LLM generate iter_generate"),
+    ("extraction", "0.20.2", "--models states-heavy --rivals prefill generate native --rounds 3"),
+    ("extraction", "0.30.0", "--models states-heavy --rivals prefill generate lens --rounds 3"),
+    ("transport", "0.16.0", ""),
+    ("transport", "0.32.0", ""),
+    ("memory", "0.16.0", "--rivals generate iter_generate upstream upstream_at_once"),
+    ("self_check", "0.16.0", ""),
+    ("self_check", "0.32.0", ""),
+    ("start_up", "0.16.0", "--repetitions 3"),
+    ("start_up", "0.32.0", "--repetitions 3"),
+    ("growth", "0.32.0", ""),
+]
+LINTERS = ["ruff==0.17.6", "mypy==2.4.1", "wrapt==2.5.2", "packaging", "libcst==1.9.0"]
 PAIRS = [
     (release, speculators)
     for release in environments.RELEASES
@@ -82,7 +104,7 @@ def vllm(session: nox.Session, release: str, speculators: str) -> None:
 def newest(session: nox.Session) -> None:
     """The tests on a real engine of the newest release; all of them with the newest speculators."""
     *older, last = environments.SPECULATORS
-    runs = [real.real_vllm(environments.NEWEST, last, "-m", "not families", *session.posargs)]
+    runs = [real.real_vllm(environments.NEWEST, last, "-m", real.QUICK, *session.posargs)]
     for speculators in older:
         arguments = ["-m", "not own_engine", *session.posargs]
         runs.append(real.real_vllm(environments.NEWEST, speculators, *arguments))
@@ -131,6 +153,29 @@ def families(session: nox.Session) -> None:
 
 
 @nox.session
+def extraction(session: nox.Session) -> None:
+    """Real runs of `extract` that are killed, and speculators' trainers on what they leave."""
+    last = environments.SPECULATORS[-1]
+    run = real.real_vllm(environments.NEWEST, last, "-v", "-m", "extraction", *session.posargs)
+    if not run.ok:
+        session.error(run.line())
+
+
+@nox.session
+def patched(session: nox.Session) -> None:
+    """Patched speculators without us, on the releases named, or on six from first to last."""
+    older, last = environments.SPECULATORS
+    releases = session.posargs or ["0.11.0", "0.12.0", "0.16.0", "0.20.2", "0.28.0", "0.32.0"]
+    runs = [
+        real.real_vllm(release, older if release == "0.11.0" else last, "-v", "-m", "patched")
+        for release in releases
+    ]
+    print("\n".join(run.line() for run in runs))
+    if not all(run.ok for run in runs):
+        session.error("a run failed")
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """examples/demo.py on the newest release."""
     script(session, "examples/demo.py", *session.posargs)
@@ -138,19 +183,36 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Every script in benchmarks/ on the newest release."""
-    for path in sorted((CHECKOUT / "benchmarks").glob("*.py")):
-        script(session, str(path.relative_to(CHECKOUT)))
+    """What the package itself costs, on the newest release; see measure for states."""
+    for name in ("import_time", "wrapper_overhead", "check_time", "start_up", "extract_end_to_end"):
+        script(session, f"benchmarks/{name}.py")
 
 
-def script(session: nox.Session, path: str, *arguments: str) -> None:
-    """Run a script with the newest vLLM and speculators."""
-    environment = environments.environment(environments.NEWEST)
+@nox.session
+def measure(session: nox.Session) -> None:
+    """nox -s measure -- [script [release]]: the runs of MEASURED; docs/benchmarks.md from them."""
+    for name, release, arguments in MEASURED:
+        if session.posargs == [name, release][: len(session.posargs)]:
+            given = [*arguments.split(), "--save"]
+            more = {"VLLM_LENS": str(environments.vllm_lens())} if "lens" in given else {}
+            script(session, f"benchmarks/{name}.py", *given, release=release, **more)
+    session.run(sys.executable, "benchmarks/report.py", external=True)
+
+
+def script(
+    session: nox.Session,
+    path: str,
+    *arguments: str,
+    release: str = environments.NEWEST,
+    **more: str,
+) -> None:
+    """Run a script with one vLLM, and the newest speculators."""
+    environment = environments.environment(release)
     session.run(
         str(environment.python),
         path,
         *arguments,
-        env=real.variables(environment, environments.SPECULATORS[-1]),
+        env=real.variables(environment, environments.SPECULATORS[-1], **more),
         include_outer_env=False,
         external=True,
     )

@@ -3,7 +3,7 @@
 Each start is a fresh process; the two are interleaved. Prints seconds of the constructor, and
 of the whole process up to the first result.
 
-    python benchmarks/start_up.py [--model DIR] [--repetitions 5]
+    python benchmarks/start_up.py [--model DIR] [--repetitions 5] [--save]
 
 Without ``--model`` a tiny random Llama is made.
 """
@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import results
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 ENGINE_ARGS = {"max_model_len": 256, "max_num_batched_tokens": 8192, "enforce_eager": True}
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--start", choices=STARTS, help=argparse.SUPPRESS)
     parser.add_argument("--report", help=argparse.SUPPRESS)
+    results.add_options(parser)
     options = parser.parse_args()
     if options.start:
         seconds = STARTS[options.start](options.model)
@@ -98,6 +101,7 @@ def main() -> None:
         ratio = medians["generator"] / medians["LLM"]
         shown = "   ".join(f"{n} {medians[n]:.1f} s {sorted(spread[n])}" for n in seen)
         print(f"{part:<16} {shown}   ratio {ratio:.2f}")
+    results.save("start_up", {"starts": seen}, options)
 
 
 if __name__ == "__main__":

@@ -410,7 +410,7 @@ def _engine_core(release: Vllm) -> str:
 
 
 def _request(release: Vllm) -> str:
-    eos = "eos_token_id, " if release.eos_token_id else ""
+    eos = "eos_token_id: int, " if release.eos_token_id else ""
     hasher = "block_hasher=None, " if release.block_hasher else ""
     return dedent(f"""
         import enum

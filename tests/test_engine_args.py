@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_trees import Tree
-from specvllm_compat.engine_args import _FIXED
+from specvllm_compat.engine_args import _FIXED, parse
 
 Trees = Callable[..., Tree]
 VARIABLE = "SPECVLLM_ENGINE_ARGS"
@@ -176,3 +176,17 @@ def test_configuring_imports_no_engine(tree: Trees) -> None:
         tell([name in sys.modules for name in ("vllm", "torch", "speculators")])
     """)
     assert told == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("dtype=float32", ("dtype", "float32")),
+        ("max-num-seqs=8", ("max_num_seqs", 8)),
+        ('compilation_config={"mode": 0}', ("compilation_config", {"mode": 0})),
+        ("--block-size=16", ("block_size", 16)),
+        ("load_format=a=b", ("load_format", "a=b")),
+    ],
+)
+def test_engine_arguments_are_json_or_text(text: str, parsed: tuple[str, object]) -> None:
+    assert parse(text) == parsed

@@ -34,16 +34,35 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"engine"}, {"engine"}),
     "shims": ({"contract", "shim", "engine_args", "shims"}, {"engine"}),
     "installer": ({"contract", "shim", "shims"}, set()),
+    "benchmarking": (
+        {"benchmarking", "streams"},
+        {"benchmarking", "engine", "engine_args", "shim", ""},
+    ),
     "preflight": (
         {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
     "verification": (
-        {"engine", "preflight", "shim", "shims", "source", "verification"},
+        {"engine", "preflight", "shim", "shims", "source", "streams", "verification"},
         {"", "engine_args", "verification"},  # "": the version
     ),
+    "extraction": (
+        {"", "extraction"},
+        {"", "engine", "engine_args", "extraction", "preflight", "shim", "source"},
+    ),
+    "upstream_patches": (
+        {"engine", "files", "preflight", "shim", "shims", "source", "upstream_patches", ""},
+        {"upstream_patches"},  # of engine only the names of families
+    ),
 }
-THIRD_PARTY = {"wrapt": {"installer"}, "packaging": {"preflight", "shim"}}
+THIRD_PARTY = {
+    "wrapt": {"installer"},
+    "packaging": {"preflight", "shim", "upstream_patches"},
+    "libcst": {"upstream_patches"},
+}
+# What vLLM and speculators bring along
+BROUGHT = {"numpy", "datasets", "huggingface_hub", "pyarrow", "safetensors", "tqdm"}
+THIRD_PARTY |= {name: {"extraction"} for name in BROUGHT}
 
 
 def parse(name: str) -> ast.Module:
@@ -94,7 +113,8 @@ def test_third_parties_are_imported_where_they_belong(name: str) -> None:
         top = module.split(".")[0]
         if top in PROVIDERS:
             at_top = part(name) in ("engine", "verification")
-            assert at_top or (part(name) == "shims" and inside), module
+            driver = part(name) in ("benchmarking", "extraction", "shims")
+            assert at_top or (driver and inside), module
         elif top in THIRD_PARTY:
             assert part(name) in THIRD_PARTY[top], module
         else:
@@ -152,3 +172,19 @@ def test_vllm_finds_the_plugin_by_the_entry_point() -> None:
     assert 'specvllm_compat = "specvllm_compat:plugin"' in group
     facade = {n.name for n in parse(OWN).body if isinstance(n, ast.FunctionDef)}
     assert {"plugin", "install", "uninstall", "status", "configure"} <= facade
+
+
+def test_every_test_that_the_table_of_faults_names_is_there() -> None:
+    table = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    defined = {
+        node.name
+        for path in files
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    named = set(re.findall(r"`(test_\w+)`", table))
+    assert len(named) > 20
+    assert named <= defined
+    paths = set(re.findall(r"`(tests/[\w/]+\.py)`", table))
+    assert paths <= {path.relative_to(ROOT).as_posix() for path in files}

@@ -15,7 +15,6 @@ from fake_trees import Finished, Tree
 from specvllm_compat import engine_args
 from specvllm_compat.verification import prompts
 from specvllm_compat.verification.agreement import GROSS, Limits, compare, errors
-from specvllm_compat.verification.command import _engine_arg
 from specvllm_compat.verification.report import NOT_RUN, OK, WRONG, Check, Report
 
 Trees = Callable[..., Tree]
@@ -86,12 +85,6 @@ def test_an_engine_that_does_not_start_is_no_verdict(tree: Trees, model: Path) -
     assert finished.err.startswith("specvllm-compat verify: ")
 
 
-def test_values_of_engine_arguments_are_json_or_text() -> None:
-    assert _engine_arg("--max-num-seqs=4") == ("max_num_seqs", 4)
-    assert _engine_arg("dtype=float32") == ("dtype", "float32")
-    assert _engine_arg('compilation_config={"a": ["b=c"]}')[1] == {"a": ["b=c"]}
-
-
 def test_engine_arguments_are_added_for_the_time_of_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,7 +146,7 @@ def test_a_missing_row_and_a_value_that_is_no_number_are_wrong() -> None:
 
 
 def test_limits_grow_with_depth_and_with_the_rounding_step() -> None:
-    assert 1e-6 < FLOAT32.at(0) < FLOAT32.at(31) < 1e-4
+    assert 1e-6 < FLOAT32.at(0) < FLOAT32.at(31) < 1e-3
     assert FLOAT32.at(31) < BFLOAT16.at(0) < BFLOAT16.at(31) < GROSS
     experts = Limits(torch.bfloat16, 256, has_experts=True)
     assert experts.at(0) == GROSS  # another expert's output is no rounding error

@@ -15,7 +15,12 @@ from specvllm_compat.shim import BROKEN, UNSUPPORTED, Shim
 
 # Modules with commands of their own: ``add_to(commands)`` adds a parser whose default ``run`` takes
 # the parsed options and returns the exit status.
-COMMANDS: tuple[str, ...] = ("specvllm_compat.verification.command",)
+COMMANDS: tuple[str, ...] = (
+    "specvllm_compat.benchmarking.command",
+    "specvllm_compat.extraction.command",
+    "specvllm_compat.upstream_patches.command",
+    "specvllm_compat.verification.command",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -63,6 +63,22 @@ def current() -> dict[str, Any]:
     return {**given, **_configured}
 
 
+def parse(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` of a command line; the value is JSON, or else text.
+
+    Raises:
+        ValueError: there is no ``=``.
+    """
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--engine-arg {text}: write NAME=VALUE")
+    name = name.removeprefix("--").replace("-", "_")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def _check(given: Mapping[str, Any], origin: str) -> None:
     shape = SourceLens().shape("vllm.engine.arg_utils:EngineArgs")
     if shape is None or not shape.parameters:

@@ -95,14 +95,49 @@ def built(folder: Path, build: Any) -> Path:
     return folder
 
 
-def speculators(version: str) -> Path:
-    """A folder to put on PYTHONPATH that holds this speculators and nothing else."""
+def beside(package: str, version: str) -> Path:
+    """A folder to put on PYTHONPATH that holds this package and nothing else."""
 
     def build(folder: Path) -> None:
-        requirement = f"speculators=={version}"
+        requirement = f"{package}=={version}"
         uv("pip", "install", "--quiet", "--no-deps", "--target", str(folder), requirement)
 
-    return built(CACHE / f"speculators-{version}", build)
+    return built(CACHE / f"{package}-{version}", build)
+
+
+def speculators(version: str) -> Path:
+    """speculators, without its pins, which contradict vLLM's."""
+    return beside("speculators", version)
+
+
+def patch_tools(python: str) -> Path:
+    """A folder to put on PYTHONPATH of this interpreter: libcst, and ``bin/ruff``."""
+    version = subprocess.run(
+        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    requirements: list[str] = PINS["patches"]["requirements"]
+
+    def build(folder: Path) -> None:
+        uv("pip", "install", "--quiet", "--python", python, "--target", str(folder), *requirements)
+
+    return built(CACHE / f"patch-tools-{version}-{key(requirements)}", build)
+
+
+def vllm_lens() -> Path:
+    """A folder to put on PYTHONPATH that holds vllm-lens, a rival in benchmarks."""
+    pins = PINS["vllm_lens"]
+
+    def build(folder: Path) -> None:
+        install = ("pip", "install", "--quiet", "--no-deps", "--target", str(folder))
+        # It asks for a newer Python than it needs.
+        uv(*install, "--python-version", "3.12", f"vllm-lens=={pins['version']}")
+        python = str(environment(pins["release"]).python)
+        uv(*install, "--python", python, f"zstandard=={pins['zstandard']}")
+
+    return built(CACHE / f"vllm-lens-{key(pins)}", build)
 
 
 def torchvision(release: str) -> Path:

@@ -20,6 +20,9 @@ import environments
 CHECKOUT = Path(__file__).parents[2]
 WORK = CHECKOUT / ".nox"
 
+QUICK = "not families and not extraction and not patched"
+"""The tests that start engines of their own are run, but for those that have a session."""
+
 # What a quiet engine on a small machine without a network needs.
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -63,7 +66,8 @@ class Run:
 
 def site() -> Path:
     """A folder that holds this checkout, built and installed; a changed source makes a new one."""
-    sources = [*sorted((CHECKOUT / "src").rglob("*.py")), CHECKOUT / "pyproject.toml"]
+    inside = (path for path in (CHECKOUT / "src").rglob("*") if path.suffix in (".py", ".in"))
+    sources = [*sorted(inside), CHECKOUT / "pyproject.toml"]
     digest = hashlib.sha256()
     for source in sources:
         digest.update(str(source.relative_to(CHECKOUT)).encode() + source.read_bytes())
@@ -168,7 +172,7 @@ def run_all(releases: Iterable[str], own_engine: Iterable[str]) -> list[Run]:
     for release in releases:
         for speculators in environments.SPECULATORS:
             everything = release in own_engine and speculators == environments.SPECULATORS[-1]
-            selected = ["-m", "not families" if everything else "not own_engine"]
+            selected = ["-m", QUICK if everything else "not own_engine"]
             run = real_vllm(release, speculators, "-q", *selected, quiet=True)
             print(run.line(), flush=True)
             if not run.ok and run.log:

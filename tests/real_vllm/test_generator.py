@@ -236,12 +236,14 @@ def test_help_shows_upstreams_docstring() -> None:
 # --- scripts that drive the scheduler and the executor themselves, as upstream's generate() does
 
 
-def add_request(generator: Any, request_id: str, prompt: list[int]) -> None:
+def add_request(generator: Any, request_id: str, prompt: list[int], max_tokens: int = 1) -> None:
     """Add a request with the call that this speculators' own generate() makes."""
     arguments: dict[str, Any] = {
         "request_id": request_id,
         "prompt_token_ids": prompt,
-        "sampling_params": consumer.SamplingParams(max_tokens=1, temperature=0.0),
+        "sampling_params": consumer.SamplingParams(
+            max_tokens=max_tokens, temperature=0.0, ignore_eos=max_tokens > 1
+        ),
         "pooling_params": None,
         "eos_token_id": generator.tokenizer.eos_token_id,
         "arrival_time": 0.0,
@@ -308,6 +310,36 @@ def test_a_script_that_drives_the_engine_itself_gets_states_in_upstreams_format(
             for name, states in reply.items():
                 check_states(states, expected[name], name)
         clean(generator)
+    generate(generator, GOOD, llama)
+
+
+@pytest.mark.skipif(SPECULATORS_03, reason="speculators 0.3 does not tell requests apart")
+def test_a_step_that_holds_sampled_tokens_and_prompts_is_told_apart(
+    generator: Any, llama: Path
+) -> None:
+    distinct = sorted(set(LAYER_IDS))
+    ids = {"samples": [7, 8, 9], "chunked": list(range(250)), "short": [5] * 30}
+    generator.executor.collective_rpc("_reset_capture")
+    add_request(generator, "samples", ids["samples"], max_tokens=4)
+    scheduled = []
+    while generator.scheduler.has_requests():
+        step = generator.scheduler.schedule()
+        output = generator.executor.execute_model(step)
+        generator.scheduler.update_from_output(step, output)
+        scheduled.append(set(step.num_scheduled_tokens))
+        if len(scheduled) == 1:
+            add_request(generator, "chunked", ids["chunked"])
+            add_request(generator, "short", ids["short"])
+    assert {"samples", "chunked"} in scheduled
+    reply = generator.executor.collective_rpc("_get_captured_states", unique_reply_rank=0)
+    assert {name: len(states[0]) for name, states in reply.items()} == {
+        "samples": 3 + 3,  # the last of four is not run through the model
+        "chunked": 250,
+        "short": 30,
+    }
+    for name, states in reply.items():
+        found = [layer[: len(ids[name])] for layer in states]
+        check_states(found, tiny.reference(llama, ids[name], distinct), name)
     generate(generator, GOOD, llama)
 
 

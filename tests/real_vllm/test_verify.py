@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -20,6 +21,9 @@ from specvllm_compat.verification.report import NOT_RUN, OK, WRONG, Check
 
 COMMAND = "from specvllm_compat.cli import main; raise SystemExit(main())"
 LAYER = 3  # whose states are made wrong
+once_per_release = pytest.mark.skipif(
+    importlib.metadata.version("speculators") < "0.4", reason="the same with every speculators"
+)
 
 
 def swapped(output: Any, _before: Any) -> Any:
@@ -100,6 +104,7 @@ def test_right_states_pass_every_check(generator: Any, llama: Path) -> None:
     assert torch.tensor([check.error for check in checks.values()]).isfinite().all()
 
 
+@once_per_release
 def test_rows_in_another_order_are_found_and_named(generator: Any, llama: Path) -> None:
     with captured(generator, swapped):
         checks = verified(generator, llama)
@@ -112,6 +117,7 @@ def test_rows_in_another_order_are_found_and_named(generator: Any, llama: Path) 
     assert wrong(verified(generator, llama)) == set()
 
 
+@once_per_release
 def test_the_layer_before_is_found_and_named(generator: Any, llama: Path) -> None:
     with captured(generator, of_the_layer_before):
         checks = verified(generator, llama)
@@ -120,6 +126,7 @@ def test_the_layer_before_is_found_and_named(generator: Any, llama: Path) -> Non
     assert checks["nearest layer"].remark == f"layer {LAYER} holds the states of layer {LAYER - 1}"
 
 
+@once_per_release
 def test_a_call_that_fails_is_wrong_and_not_the_end(
     generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +143,25 @@ def test_a_call_that_fails_is_wrong_and_not_the_end(
     assert checks["batched"].remark == "RuntimeError: rows are missing"
 
 
+@once_per_release
+def test_a_row_too_few_is_wrong(
+    generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = generator.generate
+
+    def cut(prompts: Any) -> Any:
+        results = generate(prompts)
+        results[-1]["hidden_states"][1] = results[-1]["hidden_states"][1][:-1]
+        return results
+
+    monkeypatch.setattr(generator, "generate", cut)
+    checks = verified(generator, llama)
+    assert checks["alone"].verdict == WRONG
+    assert "has 1 tokens, its layers [1, 0, 1, 1, 1]" in checks["alone"].remark
+    assert checks["Hugging Face"].verdict == NOT_RUN
+
+
+@once_per_release
 def test_a_model_that_does_not_fit_twice_is_not_compared(
     generator: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

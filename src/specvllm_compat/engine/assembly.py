@@ -153,13 +153,8 @@ class Engine:
             for request_id, parts in requests.items()
         }
 
-    def recover(
-        self,
-        request_ids: list[str],
-        running: Iterable[Callable[[], Any]],
-        error: BaseException,
-    ) -> None:
-        """After a failed call: drop its requests and run until the engine is empty, or give up.
+    def recover(self, running: Iterable[Callable[[], Any]], error: BaseException) -> None:
+        """After a failed call: drop all requests and run until the engine is empty, or give up.
 
         An interrupted RPC leaves its reply behind, which the next call would take for its own;
         so replies have to be paired with their calls before the engine is used again.
@@ -176,8 +171,9 @@ class Engine:
             nonce = uuid.uuid4().hex
             if set(self.executor.collective_rpc("specvllm_clean", args=(nonce,))) != {nonce}:
                 return
-            live = [i for i in request_ids if i in self.scheduler.requests]
-            self.scheduler.finish_requests(live, RequestStatus.FINISHED_ABORTED)
+            # All: one whose rows were complete may not have been taken out of the scheduler yet.
+            left = list(self.scheduler.requests)
+            self.scheduler.finish_requests(left, RequestStatus.FINISHED_ABORTED)
             if self.scheduler.has_requests():
                 step = self.scheduler.schedule()
                 self.scheduler.update_from_output(step, self.start(step)()[0])

@@ -82,7 +82,7 @@ def run(engine: Engine, requests: Iterable[Any]) -> Iterator[tuple[Any, dict[int
                 yield rows.request, rows.layers
         work.finish()
     except BaseException as error:
-        engine.recover(list(work.rows), [finish for _, finish in work.running], error)
+        engine.recover([finish for _, finish in work.running], error)
         raise
     finally:
         engine.busy = False

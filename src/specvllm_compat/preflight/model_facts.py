@@ -31,7 +31,7 @@ def model_facts(
     """Facts by name, and what cannot work. ``config`` is one that `read_config` gave."""
     architecture = config["architectures"][0]
     text, nested = _text_config(config)
-    layers, hidden = _whole(text, _LAYERS), _whole(text, _WIDTH)
+    layers, hidden = dimensions(config)
     names, registered = _families(architecture, lens)
     facts = {
         "architecture": architecture,
@@ -77,11 +77,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (isinstance(found, list) and found and isinstance(found[0], str)):
         raise CannotTell(f"{path} names no architecture")
     try:
-        for names in (_LAYERS, _WIDTH):
-            _whole(_text_config(config)[0], names)
+        dimensions(config)
     except ValueError as error:
         raise CannotTell(f"{path} {error}") from None
     return config
+
+
+def dimensions(config: dict[str, Any]) -> tuple[int, int]:
+    """The number of decoder layers, and the width of their states."""
+    text, _ = _text_config(config)
+    return _whole(text, _LAYERS), _whole(text, _WIDTH)
 
 
 def _text_config(config: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -7,6 +7,7 @@ fails for layers of another form. Hooks on the decoder layers change nothing in 
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from specvllm_compat.contract import has
@@ -37,8 +38,16 @@ def start(wrapped: Any, worker: Any, args: Any, kwargs: Any) -> Any:
     """In a worker: put the hooks in place; the reply tells the driver that it is adapted."""
     from specvllm_compat.engine.capture import Capture
 
+    _leave_interrupts_to_the_driver()
     layer_ids = args[0] if args else kwargs["layer_ids"]
     return Capture.start(worker, layer_ids).description
+
+
+def _leave_interrupts_to_the_driver() -> None:
+    """Ctrl-C in a terminal reaches the workers too, and vLLM's own handler would end them."""
+    handler = signal.getsignal(signal.SIGINT)
+    if getattr(handler, "__module__", "") == "vllm.v1.executor.multiproc_executor":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def reset(wrapped: Any, worker: Any, args: Any, kwargs: Any) -> None:

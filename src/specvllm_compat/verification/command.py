@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import sys
-from collections.abc import Iterator
 from typing import Any
+
+from specvllm_compat.streams import output_to_stderr
 
 
 def add_to(commands: Any) -> None:
@@ -33,16 +31,17 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0: all agree, 1: states are wrong, 2: bad input, or the engine did not start."""
+    from specvllm_compat import engine_args
     from specvllm_compat.verification import verify
 
     try:
-        engine_args = dict(_engine_arg(text) for text in options.engine_arg)
-        with _output_to_stderr():  # vLLM and its workers write to stdout
+        given = dict(engine_args.parse(text) for text in options.engine_arg)
+        with output_to_stderr():  # vLLM and its workers write to stdout
             report = verify(
                 options.model,
                 layer_ids=options.layer_ids,
                 vllm_only=options.vllm_only,
-                engine_args=engine_args,
+                engine_args=given,
                 max_model_len=options.max_model_len,
             )
     except Exception as error:  # noqa: BLE001  # of vLLM, of transformers: all end the command
@@ -50,28 +49,3 @@ def run(options: argparse.Namespace) -> int:
         return 2
     print(report.as_json() if options.json else report.as_text())
     return report.exit_status
-
-
-def _engine_arg(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--engine-arg {text}: write NAME=VALUE")
-    name = name.removeprefix("--").replace("-", "_")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-@contextlib.contextmanager
-def _output_to_stderr() -> Iterator[None]:
-    """Send what this process and its children write to file descriptor 1 to 2."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)

@@ -1,7 +1,8 @@
 """Hugging Face's states of the same prompts, in the same dtype, on the CPU, layer by layer.
 
 Hooks on its decoder layers see what comes out of them before the final norm; the last entry of
-``output_hidden_states`` is normed. Nothing is stored: each layer's output is compared as it comes.
+``output_hidden_states`` is normed. Each layer's output is compared as it comes; of one prompt at a
+time those of the captured layers are kept.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def check(model: str, model_config: Any, found: Found) -> list[Check]:
     reason = _impossible(model, model_config, found)
     if reason:
         return [Check(*_STATES, NOT_RUN, remark=reason)]
+    distances = _Distances(found)
     try:
         reference = _load(model, model_config)
         layers = decoder_layers(reference, model_config)
-    except Exception as error:  # noqa: BLE001  # a model that transformers can't load is no fault
-        text = f"transformers can't load it: {type(error).__name__}: {error}"
+        result = compare(*_STATES, distances.pairs(reference, layers), found.limits.at)
+    except Exception as error:  # noqa: BLE001  # that transformers can't run it is no fault of vLLM's
+        text = f"transformers can't run it: {type(error).__name__}: {error}"
         return [Check(*_STATES, NOT_RUN, remark=text)]
-    distances = _Distances(found)
-    result = compare(*_STATES, distances.pairs(reference, layers), found.limits.at)
     return [result, distances.check()]
 
 

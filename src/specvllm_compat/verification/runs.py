@@ -96,8 +96,8 @@ def _shared_prefix(generator: Any, found: Found) -> Iterator[Pair]:
     expected = [states[:shared] for states in found.alone[-1]]
     for call in range(2):
         for n, states in enumerate(_states(generator, batch)):
-            where = f"call {call}, prompt {n}"
-            yield where, found.layer_ids, [rows[:shared] for rows in states], expected
+            begins = [rows[:shared] for rows in states]
+            yield f"call {call}, prompt {n}", found.layer_ids, begins, expected
 
 
 def _again(generator: Any, found: Found) -> Iterator[Pair]:
@@ -138,7 +138,12 @@ def _failed(name: str, compared: str, error: Exception) -> Check:
 
 
 def _states(generator: Any, batch: list[list[int]]) -> States:
-    return [result["hidden_states"] for result in generator.generate(batch)]
+    states: States = [result["hidden_states"] for result in generator.generate(batch)]
+    for n, (prompt, found) in enumerate(zip(batch, states, strict=True)):
+        if any(len(rows) != len(prompt) for rows in found):
+            rows = [len(rows) for rows in found]
+            raise ValueError(f"prompt {n} of the call has {len(prompt)} tokens, its layers {rows}")
+    return states
 
 
 @contextlib.contextmanager
