@@ -26,7 +26,12 @@ from vllm.config import CompilationConfig
 LAYER_IDS = [0, 1, 2, 3]
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
-    "gemma2": {"head_dim": 64, "sliding_window": 32, "tie_word_embeddings": True},
+    "gemma2": {
+        "head_dim": 64,
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": 32,
+        "tie_word_embeddings": True,
+    },
     "granite": {"residual_multiplier": 0.22, "embedding_multiplier": 12.0},
     "exaone4": {"head_dim": 64, "sliding_window": 128, "sliding_window_pattern": 4},
     "gpt_neox": {"rotary_pct": 1.0, "num_key_value_heads": 4},
