@@ -104,7 +104,8 @@ def vllm(session: nox.Session, release: str, speculators: str) -> None:
 def newest(session: nox.Session) -> None:
     """The tests on a real engine of the newest release; all of them with the newest speculators."""
     *older, last = environments.SPECULATORS
-    runs = [real.real_vllm(environments.NEWEST, last, "-m", real.QUICK, *session.posargs)]
+    selected = "not families and not extraction"
+    runs = [real.real_vllm(environments.NEWEST, last, "-m", selected, *session.posargs)]
     for speculators in older:
         arguments = ["-m", "not own_engine", *session.posargs]
         runs.append(real.real_vllm(environments.NEWEST, speculators, *arguments))
