@@ -31,7 +31,6 @@ MEASURED = [
     ),
     ("extraction", "0.32.0", "--models compute-heavy --rivals prefill generate"),
     ("extraction", "0.32.0", "--models states-heavy --rivals prefill LLM generate iter_generate"),
-    ("extraction", "0.20.2", "--models states-heavy --rivals prefill generate native --rounds 3"),
     ("extraction", "0.30.0", "--models states-heavy --rivals prefill generate lens --rounds 3"),
     ("transport", "0.16.0", ""),
     ("transport", "0.32.0", ""),

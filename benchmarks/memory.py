@@ -1,8 +1,9 @@
 """Memory against prompts: what states cost the worker and the driver at the peak of a call.
 
-A worker's memory for states is its peak above that of a worker that does the same prefill and
-captures nothing. The driver's is its peak above what it had before the call; so results are in it,
-all of them with ``generate()`` and one at a time with ``iter_generate()``.
+A worker's memory for states is how far its peak is above what it had after a first, short call,
+less the same of a worker that captures nothing. The driver's is its peak above what it had before
+the call; so results are in it, all of them with ``generate()`` and one at a time with
+``iter_generate()``.
 
     python benchmarks/memory.py [--rivals generate iter_generate] [--prompts 1 16 128] [--save]
 """
@@ -22,11 +23,11 @@ LENGTH = 512
 DTYPE = "float32"
 
 
-def used(run: dict[str, Any], limit: dict[str, Any]) -> dict[str, int]:
-    """Bytes for states."""
+def used(run: dict[str, Any], first: dict[str, Any]) -> dict[str, int]:
+    """Bytes above what was there."""
     memory = run["memory"]
     return {
-        "worker": memory["peak"]["workers"] - limit["memory"]["peak"]["workers"],
+        "worker": memory["peak"]["workers"] - first["memory"]["after"]["workers"],
         "driver": memory["peak"]["driver"] - memory["before"]["driver"],
     }
 
@@ -41,13 +42,14 @@ def main() -> None:
     per_token = SHAPE.states_per_token(DTYPE)
     found: dict[str, Any] = {"bytes_per_token": per_token, "length": LENGTH, "prompts": {}}
     with race.loaded([LIMIT, *options.rivals], SHAPE, DTYPE) as rivals:
-        for rival in rivals:
-            rival.run(prompts=1, length=LENGTH, seed=0)  # what a first call loads is not counted
+        first = {rival.name: rival.run(prompts=1, length=8, seed=0) for rival in rivals}
         for prompts in options.prompts:
             size = race.Size(prompts, LENGTH)
             runs = {rival.name: rival.run(**vars(size), seed=0) for rival in rivals}
-            limit = runs.pop(LIMIT)
-            seen = {name: used(run, limit) for name, run in runs.items()}
+            seen = {name: used(run, first[name]) for name, run in runs.items()}
+            computing = seen.pop(LIMIT)["worker"]
+            for memory in seen.values():
+                memory["worker"] -= computing
             found["prompts"][prompts] = seen
             print(f"{size}: {size.tokens * per_token / 2**20:,.0f} MiB of states")
             for name, memory in seen.items():

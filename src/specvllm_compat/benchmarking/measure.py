@@ -53,9 +53,7 @@ def bench(
         )
         step = Step(
             layers=len(set(generator.layer_ids)),
-            rows=min(
-                prompts * length, generator.vllm_config.scheduler_config.max_num_batched_tokens
-            ),
+            rows=generator.vllm_config.scheduler_config.max_num_batched_tokens,
             hidden=config.get_hidden_size(),
             dtype=str(config.dtype).removeprefix("torch."),
             length=length,
