@@ -215,6 +215,15 @@ def test_what_a_device_computes_is_awaited_before_it_is_copied(recorded: list[An
     assert torch.equal(into, late)
 
 
+def test_a_device_has_copied_everything_when_its_memory_is_unpinned(recorded: list[Any]) -> None:
+    into, hidden = torch.zeros(4, HIDDEN), rows(1)
+    arrived: list[bool] = []
+    copies = DeviceWriter(LateDevice(), lambda: arrived.append(torch.equal(into, hidden)))
+    copies.write(into, hidden, None)
+    copies.close()
+    assert arrived == [True]
+
+
 @pytest.mark.parametrize("used", [Writer(), DeviceWriter(LateDevice())], ids=["cpu", "device"])
 def test_other_types_come_out_in_the_type_of_the_model(recorded: list[Any], used: Writer) -> None:
     into = torch.zeros(4, HIDDEN, dtype=torch.bfloat16)
@@ -241,3 +250,5 @@ def test_states_of_a_real_device_arrive_in_pinned_memory_of_another_process() ->
             other.fill_(99)
         device.finish()
         assert torch.equal(driver[step % BUFFERS], torch.stack(expected))
+    device.close()
+    writer(torch.device("cuda"), worker).close()  # it can be pinned again

@@ -134,6 +134,7 @@ class Capture:
             handle.remove()
         if self.layer_ids:
             self._worker.execute_model = self._execute_model
+            self._writer.close()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:

@@ -13,7 +13,9 @@ import os
 import select
 import uuid
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil  # vLLM brings it
@@ -134,6 +136,9 @@ class Writer:
     def finish(self) -> None:
         """Return when everything written has arrived."""
 
+    def close(self) -> None:
+        """Nothing is written any more, and the memory may be unmapped."""
+
 
 class DeviceWriter(Writer):
     """The same from an accelerator: copies run beside the layers that come after.
@@ -141,9 +146,10 @@ class DeviceWriter(Writer):
     ``device_module`` is ``torch.cuda`` or its like: streams are taken from there.
     """
 
-    def __init__(self, device_module: Any) -> None:
+    def __init__(self, device_module: Any, unpin: Callable[[], Any] | None = None) -> None:
         self._module = device_module
         self._stream = device_module.Stream()
+        self._unpin = unpin
 
     def write(
         self, into: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None
@@ -160,15 +166,22 @@ class DeviceWriter(Writer):
     def finish(self) -> None:
         self._stream.synchronize()
 
+    def close(self) -> None:
+        self.finish()
+        if self._unpin is not None:
+            self._unpin()
+
 
 def writer(device: torch.device, states: torch.Tensor) -> Writer:
     """The writer for layers on ``device`` into ``states``, which is pinned where that is known."""
     if device.type == "cpu":
         return Writer()
+    unpin = None
     if device.type == "cuda":  # ROCm too; elsewhere copies wait for the device, and are right
-        status = torch.cuda.cudart().cudaHostRegister(
-            states.data_ptr(), states.numel() * states.element_size(), 0
-        )
-        if int(status) != 0:
+        runtime, at = torch.cuda.cudart(), states.data_ptr()
+        status = runtime.cudaHostRegister(at, states.numel() * states.element_size(), 0)
+        if int(status) == 0:
+            unpin = partial(runtime.cudaHostUnregister, at)
+        else:
             log.warning("states cannot be pinned (status %s): copies wait for the device", status)
-    return DeviceWriter(torch.get_device_module(device))
+    return DeviceWriter(torch.get_device_module(device), unpin)
