@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ MAX_MODEL_LEN = 256
 ENGINE_ARGS = {"dtype": "float32", "max_num_batched_tokens": 128}
 STARTED = time.monotonic()
 OUTCOMES = {"passed": 0, "failed": 0, "skipped": 0}
+SHARED: list[Any] = []
 FAMILIES_SEEN: dict[str, Any] = {}
 
 
@@ -66,8 +68,22 @@ def generator(llama: Path) -> Iterator[Any]:
     made = VllmHiddenStatesGenerator(
         model_path=str(llama), layer_ids=list(LAYER_IDS), max_model_len=MAX_MODEL_LEN
     )
+    SHARED.append(made)
     yield made
+    SHARED.clear()
     made.executor.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def shared_workers_asleep(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Idle workers keep a core busy: those of the shared generator sleep in tests without it."""
+    used = "generator" in request.fixturenames
+    workers = [h.proc.pid for made in SHARED if not used for h in made.executor.workers]
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    yield
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
 
 
 @pytest.fixture
