@@ -52,6 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+    import specvllm_compat  # noqa: F401  # before speculators
     from speculators.data_generation import vllm_hidden_states_generator as module
     from specvllm_compat.extraction import extracting
     from specvllm_compat.extraction.engine import engine
