@@ -7,10 +7,13 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specvllm_compat.contract import SourceLens
 from specvllm_compat.shim import installed
+
+if TYPE_CHECKING:
+    import argparse
 
 VARIABLE = "SPECVLLM_ENGINE_ARGS"
 
@@ -61,6 +64,18 @@ def current() -> dict[str, Any]:
         raise ValueError(f'{VARIABLE} must be a JSON object such as {{"dtype": "bfloat16"}}')
     _check(given, VARIABLE)
     return {**given, **_configured}
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--engine-arg``, whose values `parse` takes apart."""
+    parser.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="one of vLLM's engine arguments, such as tensor_parallel_size=4; the value is JSON, "
+        "or else text; may be repeated",
+    )
 
 
 def parse(text: str) -> tuple[str, Any]:

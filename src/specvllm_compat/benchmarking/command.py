@@ -13,6 +13,8 @@ from specvllm_compat.streams import output_to_stderr
 
 def add_to(commands: Any) -> None:
     """Add ``bench`` to the commands of ``specvllm-compat``."""
+    from specvllm_compat.engine_args import add_option
+
     parser = commands.add_parser(
         "bench", help="what hidden states cost on this machine, beside prefill alone"
     )
@@ -21,13 +23,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--length", type=int, default=512, metavar="T", help="tokens of each (512)")
     parser.add_argument("--layer-ids", type=int, nargs="+", metavar="ID", help="of the generator")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of each way (3)")
-    parser.add_argument(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="one of vLLM's engine arguments; the value is JSON, or else text",
-    )
+    add_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write a picture, too")
     parser.set_defaults(run=run)

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from specvllm_compat.engine.assembly import Captured, Engine
 from specvllm_compat.engine.families import CaptureError
+from specvllm_compat.engine.transport import BUFFERS
 
-_RUNNING = 2  # steps: while the workers compute one, the one before it is sorted
+# Steps: while the workers compute one, the one before it is sorted. Memory holds no more of them.
+_RUNNING = BUFFERS
 
 
 class _Rows:

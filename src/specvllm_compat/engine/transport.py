@@ -53,7 +53,9 @@ class Segment:
 
 
 class Shared:
-    """A worker's segment and its bell; `close` them when nobody maps them any more.
+    """A worker's segment and its bell, whose descriptors end with it.
+
+    To be kept until the driver has mapped the one and opened the other.
 
     Raises:
         MemoryError: there is not that much; the text says how much is needed.

@@ -14,6 +14,8 @@ _DONE, _FAILED, _REFUSED, _INTERRUPTED = 0, 1, 2, 130
 
 def add_to(commands: Any) -> None:
     """Add the parsers of both commands."""
+    from specvllm_compat.engine_args import add_option
+
     extract = commands.add_parser(
         "extract",
         help="hidden states of a whole data set, as speculators trains from them",
@@ -46,13 +48,7 @@ def add_to(commands: Any) -> None:
     extract.add_argument("--max-samples", type=int, help="stop after so many good rows")
     extract.add_argument("--world-size", type=int, default=1, help="processes that share the work")
     extract.add_argument("--rank", type=int, default=0, help="of this process, from 0")
-    extract.add_argument(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any engine argument of vLLM, such as tensor_parallel_size=4; may be repeated",
-    )
+    add_option(extract)
     extract.add_argument("--dry-run", action="store_true", help="all but loading the model")
     _add_common(extract)
     extract.set_defaults(run=_extract)

@@ -27,13 +27,10 @@ def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     if taken := [name for name in given if name in _CLOSED]:
         raise BadInput(f"--engine-arg {taken[0]}: there is an option of its own for this")
     try:
-        before = engine_args.current()
-        if given:
-            engine_args.configure({**before, **given})
-            engine_args.configure(before)
+        with engine_args.added(given) if given else contextlib.nullcontext():
+            return engine_args.current()
     except ValueError as error:
         raise BadInput(str(error)) from None
-    return {**before, **given}
 
 
 @contextlib.contextmanager
@@ -45,21 +42,16 @@ def engine(
     arguments: Mapping[str, Any],
 ) -> Iterator[Produce]:
     """A generator with the model loaded; its workers end with the block."""
-    from specvllm_compat import configure, engine_args
+    from specvllm_compat import engine_args
 
     try:
         from speculators.data_generation import vllm_hidden_states_generator as module
     except ImportError as error:
         raise BadInput(f"the engine needs speculators, 0.3 or 0.4: {error}") from error
-    before = engine_args.current()
-    configure(engine_args={**arguments, "max_num_batched_tokens": batch_tokens})
-    try:
+    with engine_args.added({**arguments, "max_num_batched_tokens": batch_tokens}):
         generator = module.VllmHiddenStatesGenerator(
             model, layer_ids=list(layer_ids), max_model_len=max_model_len
         )
-    finally:
-        engine_args.configure(before)
-
     try:
         yield producing(generator)
     finally:

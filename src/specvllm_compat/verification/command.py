@@ -11,6 +11,8 @@ from specvllm_compat.streams import output_to_stderr
 
 def add_to(commands: Any) -> None:
     """Add ``verify`` to the commands of ``specvllm-compat``."""
+    from specvllm_compat.engine_args import add_option
+
     parser = commands.add_parser(
         "verify", help="start an engine for your model, and check its hidden states"
     )
@@ -18,13 +20,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--layer-ids", type=int, nargs="+", metavar="ID", help="of the generator")
     parser.add_argument("--vllm-only", action="store_true", help="leave Hugging Face out")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="of the longest prompt")
-    parser.add_argument(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="one of vLLM's engine arguments; the value is JSON, or else text",
-    )
+    add_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
