@@ -154,7 +154,8 @@ def test_a_removed_folder_stops_the_run_and_the_next_begins_again(
         add(self, index, *rest)
         added.append(index)
         if [index] == added[19:20]:
-            shutil.rmtree(options["output_dir"], ignore_errors=True)
+            while Path(options["output_dir"]).exists():  # others write to it meanwhile
+                shutil.rmtree(options["output_dir"], ignore_errors=True)
 
     with monkeypatch.context() as patch:
         patch.setattr(job.Manifest, "add", remove)
@@ -162,6 +163,24 @@ def test_a_removed_folder_stops_the_run_and_the_next_begins_again(
             jobs.extract(**options)
     shutil.rmtree(options["output_dir"], ignore_errors=True)
     jobs.extract(**options)
+    assert jobs.tree(options["output_dir"]) == undisturbed
+
+
+def test_files_that_vanish_while_it_runs_are_not_done(
+    undisturbed: Tree, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = job.Manifest.add
+
+    def remove(self: Any, index: int, *rest: Any) -> None:
+        add(self, index, *rest)
+        if index in (3, 8):
+            FORMATS[options["format"]].path(Path(options["output_dir"]), index).unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Manifest, "add", remove)
+        with pytest.raises(Incomplete, match="2 files that were written are no longer in"):
+            jobs.extract(**options)
+    assert jobs.extract(**options).written == 2
     assert jobs.tree(options["output_dir"]) == undisturbed
 
 

@@ -103,7 +103,13 @@ def run(job: Job, produce: Callable[[], Produce] | None) -> Report:
         written = differing = 0
         if todo and produce is not None:
             written, differing = _run(job, manifest, todo, produce())
-        if (complete := manifest.refresh()) and produce is not None:
+        if gone := manifest.refresh():
+            raise Incomplete(
+                f"{gone} files that were written are no longer in {job.folder}, or no longer what "
+                "they were: somebody else removes or writes files there. The same command writes "
+                "them again"
+            )
+        if (complete := bool(manifest.done.all())) and produce is not None:
             manifest.merge()
         return Report(
             samples=len(rows),

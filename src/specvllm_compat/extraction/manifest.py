@@ -94,24 +94,9 @@ class Manifest:
 
     def load(self, verify: bool) -> None:
         """Take over what is whole. Sizes of files are compared; to ``verify``, checksums too."""
-
-        def whole(entry: Entry) -> bool:
-            path = self._format.path(self._folder, entry.index)
-            if entry.size is None:
-                return not path.exists()
-            try:
-                if path.stat().st_size != entry.size:
-                    return False
-                return not verify or size_and_sum(path) == (entry.size, entry.sum)
-            except FileNotFoundError:
-                return False
-
-        with ThreadPoolExecutor(_READERS) as pool:
-            entries = self._entries()
-            while some := list(islice(entries, _AT_ONCE)):
-                for entry, good in zip(some, pool.map(whole, some), strict=True):
-                    if good:
-                        self._take(entry)
+        for entry, good in self._looked_at(self._entries(), verify):
+            if good:
+                self._take(entry)
         present = self._format.indices(self._folder)
         self.damaged = sum(
             1 for index in present if index < len(self.done) and not self.done[index]
@@ -125,26 +110,55 @@ class Manifest:
             self._journal.flush()
             self._take(entry)
 
-    def refresh(self) -> bool:
-        """Take over what other ranks have done meanwhile; whether that is everything."""
+    def refresh(self) -> int:
+        """Take over what other ranks have done meanwhile; how many files are no longer there.
+
+        A sample whose file was removed or changed since is not done.
+        """
         for entry in self._entries():
             self._take(entry)
-        return bool(self.done.all())
+        done = (self._entry(index) for index in np.flatnonzero(self.done).tolist())
+        gone = [entry.index for entry, good in self._looked_at(done) if not good]
+        self.done[gone] = False
+        return len(gone)
 
     def merge(self) -> None:
         """Put one manifest in the place of the journals, if every sample is done."""
         with replacing(self._folder / MANIFEST, self._owner) as sink:
             for index in range(len(self.done)):
-                sample, size = identity(self._rows[index]), int(self.sizes[index])
-                failed = size == _NO_FILE
-                sum = b"" if failed else self.sums[index].tobytes()
-                entry = Entry(index, sample, None if failed else size, sum)
-                sink.write(entry.line().encode())
+                sink.write(self._entry(index).line().encode())
         for path in self._folder.glob("journal-*.jsonl"):
             path.unlink(missing_ok=True)
         for folder in {self._folder, self._format.path(self._folder, 0).parent}:
             remove_temporary_files(folder)
             sync_folder(folder)
+
+    def _looked_at(
+        self, entries: Iterator[Entry], verify: bool = False
+    ) -> Iterator[tuple[Entry, bool]]:
+        """The entries, with whether their files are as they say."""
+
+        def whole(entry: Entry) -> bool:
+            path = self._format.path(self._folder, entry.index)
+            if entry.size is None:
+                return not path.exists()
+            try:
+                if path.stat().st_size != entry.size:
+                    return False
+                return not verify or size_and_sum(path) == (entry.size, entry.sum)
+            except FileNotFoundError:
+                return False
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            while some := list(islice(entries, _AT_ONCE)):
+                yield from zip(some, pool.map(whole, some), strict=True)
+
+    def _entry(self, index: int) -> Entry:
+        """What was taken over."""
+        sample, size = identity(self._rows[index]), int(self.sizes[index])
+        if size == _NO_FILE:
+            return Entry(index, sample, None, b"")
+        return Entry(index, sample, size, self.sums[index].tobytes())
 
     def _take(self, entry: Entry) -> None:
         self.done[entry.index] = True
