@@ -47,8 +47,8 @@ def check_tokens(on: bool) -> None:
     from specvllm_compat.engine import run
 
     if not hasattr(run, "benchmark_original"):
-        run.benchmark_original = run._Rows.check
-    run._Rows.check = run.benchmark_original if on else lambda self, start, token_ids: None
+        run.benchmark_original = run.Rows.check
+    run.Rows.check = run.benchmark_original if on else lambda self, start, token_ids: None
 
 
 def measure(name: str, rounds: int) -> dict[str, list[float]]:

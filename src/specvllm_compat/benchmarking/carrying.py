@@ -35,6 +35,8 @@ class Carrier:
     """
 
     def __init__(self, step: Step, device: str = "cpu") -> None:
+        from specvllm_compat.engine.memory import Memory
+
         self._step = step
         context = multiprocessing.get_context("spawn")
         self._connection, there = context.Pipe()
@@ -42,6 +44,7 @@ class Carrier:
         self._worker.start()
         there.close()
         self._states = self._connection.recv().map()
+        self._memory = Memory(self._states.nbytes)
         self.run(2)  # memory is taken into use
 
     def run(self, steps: int) -> float:
@@ -51,7 +54,7 @@ class Carrier:
             if number < steps:
                 self._connection.send(number)
             if number:
-                _sort(self._states[self._connection.recv()], self._step)
+                self._sort(self._states[self._connection.recv()])
         return time.perf_counter() - started
 
     def __enter__(self) -> Carrier:
@@ -66,17 +69,16 @@ class Carrier:
         self._connection.send(None)
         self._worker.join()
 
+    def _sort(self, states: Any) -> None:
+        from specvllm_compat.engine.run import Rows
 
-def _sort(states: Any, step: Step) -> None:
-    from specvllm_compat.engine.run import _Rows
-
-    for start in range(0, step.rows, step.length):
-        prompt = [0] * min(step.length, step.rows - start)
-        rows = _Rows(
-            SimpleNamespace(request_id="", prompt_token_ids=prompt), list(range(step.layers))
-        )
-        for layer_id in range(step.layers):
-            rows.add(layer_id, 0, states[layer_id, start : start + len(prompt)])
+        step = self._step
+        for start in range(0, step.rows, step.length):
+            prompt = [0] * min(step.length, step.rows - start)
+            request = SimpleNamespace(request_id="", prompt_token_ids=prompt)
+            rows = Rows(request, list(range(step.layers)), self._memory)
+            for layer_id in range(step.layers):
+                rows.add(layer_id, 0, states[layer_id, start : start + len(prompt)])
 
 
 def _write(connection: Any, step: Step, device: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from specvllm_compat.engine.capture import Description, Reply, Step
 from specvllm_compat.engine.families import CaptureError
+from specvllm_compat.engine.memory import Memory
 from specvllm_compat.engine.transport import Bell
 
 log = logging.getLogger("specvllm_compat")
@@ -60,6 +61,7 @@ class Engine:
         self.scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
         self._end = weakref.finalize(self, self.executor.shutdown)  # at exit at the latest
+        self.memory = Memory(0)
         self._sources: list[tuple[int, Description, torch.Tensor | None]] = []
         self._bells: list[Bell] = []
         self._steps = 0  # that were started
@@ -92,6 +94,8 @@ class Engine:
                 states = None
                 log.warning("worker %d is on another host: its states travel by RPC", rank)
             self._sources.append((rank, reply, states))
+        # As much as the steps under way hold is worth keeping for the results of the next ones.
+        self.memory = Memory(sum(s.nbytes for _, _, s in self._sources if s is not None))
 
     @property
     def captured_layer_ids(self) -> list[int]:

@@ -13,21 +13,23 @@ from typing import Any
 import torch
 from specvllm_compat.engine.assembly import Captured, Engine
 from specvllm_compat.engine.families import CaptureError
+from specvllm_compat.engine.memory import Memory
 from specvllm_compat.engine.transport import BUFFERS
 
 # Steps: while the workers compute one, the one before it is sorted. Memory holds no more of them.
 _RUNNING = BUFFERS
 
 
-class _Rows:
+class Rows:
     """One request's states as they come in: chunk by chunk, again from the start if preempted."""
 
-    def __init__(self, request: Any, layer_ids: list[int]) -> None:
+    def __init__(self, request: Any, layer_ids: list[int], memory: Memory) -> None:
         self.request = request
         self._id: str = request.request_id
         self._token_ids = torch.tensor(request.prompt_token_ids, dtype=torch.int32)
         self.tokens = len(self._token_ids)
         self.layers: dict[int, torch.Tensor] = {}
+        self._memory = memory
         self._filled = dict.fromkeys(layer_ids, 0)
 
     @property
@@ -50,7 +52,7 @@ class _Rows:
             )
         end = min(start + len(rows), self.tokens)
         if layer_id not in self.layers:
-            self.layers[layer_id] = rows.new_empty(self.tokens, rows.shape[1])
+            self.layers[layer_id] = self._memory.empty(self.tokens, rows.shape[1], rows.dtype)
         if end > start:
             self.layers[layer_id][start:end].copy_(rows[: end - start])
             self._filled[layer_id] = end
@@ -100,7 +102,7 @@ class _Work:
         self._error: BaseException | None = None  # of taking a request
         self._budget: int = engine.vllm_config.scheduler_config.max_num_batched_tokens
         self._idle = False
-        self.rows: dict[str, _Rows] = {}
+        self.rows: dict[str, Rows] = {}
         self.running: deque[tuple[Any, Callable[[], tuple[Any, Captured]]]] = deque()
 
     @property
@@ -108,7 +110,7 @@ class _Work:
         """Nothing is left, the empty step included that tells workers what has ended."""
         return self._exhausted and not self.running and not self._engine.scheduler.has_requests()
 
-    def advance(self) -> list[_Rows]:
+    def advance(self) -> list[Rows]:
         """Keep the workers busy, sort the oldest running step; the requests that it completed."""
         self._take()
         scheduler = self._engine.scheduler
@@ -151,12 +153,12 @@ class _Work:
             except Exception as error:  # noqa: BLE001
                 self._exhausted, self._error = True, error
                 break
-            rows = _Rows(request, self._engine.captured_layer_ids)
+            rows = Rows(request, self._engine.captured_layer_ids, self._engine.memory)
             self.rows[request.request_id] = rows
             waiting += rows.tokens
             self._engine.scheduler.add_request(request)
 
-    def _sort(self, captured: Captured) -> list[_Rows]:
+    def _sort(self, captured: Captured) -> list[Rows]:
         completed = []
         for step, layers in captured:
             offset = 0
