@@ -26,12 +26,12 @@ MEASURED = [
     (
         "extraction",
         "0.16.0",
-        "--models states-heavy "
-        "--rivals prefill again LLM generate iter_generate upstream huggingface",
+        "--models states-heavy --rivals prefill generate iter_generate upstream huggingface",
     ),
     ("extraction", "0.32.0", "--models compute-heavy --rivals prefill generate"),
-    ("extraction", "0.32.0", "--models states-heavy --rivals prefill LLM generate iter_generate"),
+    ("extraction", "0.32.0", "--models states-heavy --rivals prefill generate"),
     ("extraction", "0.30.0", "--models states-heavy --rivals prefill generate lens --rounds 3"),
+    ("extract_end_to_end", environments.NEWEST, "--rounds 3"),
     ("transport", "0.16.0", ""),
     ("transport", "0.32.0", ""),
     ("memory", "0.16.0", "--rivals generate iter_generate upstream upstream_at_once"),
@@ -185,7 +185,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """What the package itself costs, on the newest release; see measure for states."""
-    for name in ("import_time", "wrapper_overhead", "check_time", "start_up", "extract_end_to_end"):
+    for name in ("import_time", "wrapper_overhead", "check_time", "start_up"):
         script(session, f"benchmarks/{name}.py")
 
 

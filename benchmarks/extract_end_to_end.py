@@ -1,12 +1,10 @@
 """``extract`` end to end against ``generate()`` alone, on the same prompts and the same engine.
 
-Interleaved on one generator. ``extract`` is timed from its first prompt to its last file in place:
-reading rows, computing, hashing, writing and recording. Prints seconds, spread, and the ratio of
-throughputs.
+In turn on one generator. ``extract`` is timed from its first prompt to its last file in place:
+reading rows, computing, hashing, writing to disk and recording.
 
-    python benchmarks/extract_end_to_end.py [--model DIR] [--samples 64] [--repetitions 5]
-
-Without ``--model`` a random Llama of 30 million weights is made.
+    python benchmarks/extract_end_to_end.py [--models states-heavy] [--samples 32] [--rounds 5]
+        [--save]
 """
 
 from __future__ import annotations
@@ -16,86 +14,102 @@ import contextlib
 import json
 import os
 import random
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import models
+import results
+
 LENGTH = 512
+BATCH = 8192
+DTYPE = "float32"  # many CPUs compute it faster than bfloat16
 
-
-def make_model(folder: Path) -> Path:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_vllm"))
-    import tiny
-
-    return tiny.make_llama(folder / "llama", layers=8, hidden=512, heads=8, kv_heads=4, vocab=512)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def write_prompts(path: Path, samples: int) -> list[list[int]]:
     draw = random.Random(0)
     prompts = [
-        [draw.randrange(512) for _ in range(draw.randint(LENGTH // 4, LENGTH))]
+        [draw.randrange(models.VOCABULARY) for _ in range(draw.randint(LENGTH // 4, LENGTH))]
         for _ in range(samples)
     ]
     path.write_text("".join(json.dumps({"input_ids": prompt}) + "\n" for prompt in prompts))
     return prompts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=5)
-    options = parser.parse_args()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
+def measure(shape: models.Shape, samples: int, rounds: int) -> tuple[int, dict[str, list[float]]]:
+    """Tokens, and seconds of each way in turn."""
     import specvllm_compat  # noqa: F401  # before speculators
     from speculators.data_generation import vllm_hidden_states_generator as module
-    from specvllm_compat.extraction import extracting
-    from specvllm_compat.extraction.engine import engine
+    from specvllm_compat.extraction import engine, extracting
 
-    made: list[Any] = []
-    own = module.VllmHiddenStatesGenerator
-    module.VllmHiddenStatesGenerator = lambda *a, **k: made.append(own(*a, **k)) or made[-1]
-    seconds: dict[str, list[float]] = {"generate()": [], "extract": []}
+    own, made = module.VllmHiddenStatesGenerator, []
+    arguments = {"dtype": DTYPE}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        stack.callback(setattr, module, "VllmHiddenStatesGenerator", own)
+        stack.callback(setattr, extracting, "engine", extracting.engine)
+        module.VllmHiddenStatesGenerator = lambda *a, **k: made.append(own(*a, **k)) or made[-1]
         folder = Path(name)
-        model = options.model or make_model(folder)
-        prompts = write_prompts(folder / "rows.jsonl", options.samples)
-        layers = extracting.read_model(str(model)).check_layer_ids(None)
-        produce = stack.enter_context(engine(str(model), layers, LENGTH, 2048, {}))
+        model = str(models.make(folder / "model", shape, DTYPE))
+        prompts = write_prompts(folder / "rows.jsonl", samples)
+        loading = engine.engine(model, shape.layer_ids, LENGTH, BATCH, arguments)
+        produce = stack.enter_context(loading)
         [generator] = made
-        generator.generate(prompts)  # warm
+        generator.generate(prompts)  # memory is taken into use
+        loaded = 0.0
 
         @contextlib.contextmanager
         def running(*_: Any) -> Iterator[Any]:
-            nonlocal started
-            started = time.perf_counter()
+            nonlocal loaded
+            loaded = time.perf_counter()
             yield produce
 
         extracting.engine = running
-        for repetition in range(options.repetitions):
+        seconds: dict[str, list[float]] = {"generate": [], "extract": []}
+        for number in range(rounds):
             started = time.perf_counter()
             generator.generate(prompts)
-            seconds["generate()"].append(time.perf_counter() - started)
+            seconds["generate"].append(time.perf_counter() - started)
             extracting.extract(
-                model=str(model),
+                model=model,
                 data=str(folder / "rows.jsonl"),
-                output_dir=folder / f"states-{repetition}",
+                output_dir=folder / f"states-{number}",
+                layer_ids=shape.layer_ids,
                 max_model_len=LENGTH,
-                batch_tokens=2048,
+                batch_tokens=BATCH,
+                engine_args=arguments,
             )
-            seconds["extract"].append(time.perf_counter() - started)
-    tokens = sum(map(len, prompts))
-    for what, times in seconds.items():
-        median = statistics.median(times)
-        spread = [round(value, 2) for value in sorted(times)]
-        print(f"{what:<12} {median:.2f} s {spread}   {tokens / median:,.0f} tokens/s")
-    ratios = [a / b for a, b in zip(seconds["generate()"], seconds["extract"], strict=True)]
-    print(f"throughput of extract / generate(): {statistics.median(ratios):.3f}")
+            seconds["extract"].append(time.perf_counter() - loaded)
+    return sum(map(len, prompts)), seconds
+
+
+def main() -> None:
+    from specvllm_compat.benchmarking.samples import rates, ratio, spread
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=models.SHAPES, default=[*models.SHAPES])
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    results.add_options(parser)
+    options = parser.parse_args()
+    found = {}
+    for name in options.models:
+        shape = models.SHAPES[name]
+        tokens, seconds = measure(shape, options.samples, options.rounds)
+        speed = {way: rates(tokens, each) for way, each in seconds.items()}
+        for way, each in speed.items():
+            print(f"  {name}, {way:<10} {spread(each).text(',.0f')} tokens/s")
+        share = ratio(speed["extract"], speed["generate"])
+        print(f"  {name}: extract / generate() {share.text('.3f')}", flush=True)
+        found[name] = {
+            "tokens": tokens,
+            "bytes_per_token": shape.states_per_token(DTYPE),
+            "seconds": seconds,
+        }
+    results.save("extract", {"dtype": DTYPE, "models": found}, options)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,20 @@ def extraction() -> str:
     return "\n".join(told)
 
 
+def extract() -> str:
+    """The whole job against `generate()`."""
+    rows = []
+    for _, found in read("extract"):
+        for model, seen in found["models"].items():
+            speed = {way: rates(seen["tokens"], each) for way, each in seen["seconds"].items()}
+            each = [spread(speed[way]).text(",.0f") for way in ("generate", "extract")]
+            share = ratio(speed["extract"], speed["generate"]).text(".3f")
+            per_token = f"{seen['bytes_per_token'] // 1024} KiB"
+            rows.append([found["versions"]["vllm"], model, per_token, *each, share])
+    head = ["vLLM", "model", "states per token", "`generate()`, tokens/s", "`extract`", "ratio"]
+    return table(head, rows)
+
+
 def transport() -> str:
     """Gigabytes per second."""
     rows = []
@@ -199,6 +213,7 @@ def machines() -> str:
 
 SECTIONS = {
     "extraction": extraction,
+    "extract": extract,
     "transport": transport,
     "memory": memory,
     "growth": growth,
