@@ -20,9 +20,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import models
 import results
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
+SHAPE = models.Shape(6, 256, 512, 4, ())
 ENGINE_ARGS = {"max_model_len": 256, "max_num_batched_tokens": 8192, "enforce_eager": True}
 
 
@@ -56,13 +58,6 @@ def start_llm(model: str) -> tuple[float, float]:
 STARTS = {"generator": start_generator, "LLM": start_llm}
 
 
-def make_model(folder: Path) -> str:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_vllm"))
-    import tiny
-
-    return str(tiny.make_llama(folder / "llama"))
-
-
 def measure(name: str, model: str) -> dict[str, float]:
     started = time.perf_counter()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
@@ -91,7 +86,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in STARTS}
     with tempfile.TemporaryDirectory() as folder:
-        model = options.model or make_model(Path(folder))
+        model = options.model or str(models.make(Path(folder), SHAPE, "float32"))
         for _ in range(options.repetitions):
             for name in STARTS:
                 seen[name].append(measure(name, model))

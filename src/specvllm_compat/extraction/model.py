@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specvllm_compat.extraction.errors import BadInput
+from specvllm_compat.preflight.locate import MODEL_FILES, CannotTell, model_folder
 
-_SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.tiktoken")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SAMPLE = 1 << 16
 _KNOWN = ("float32", "float16", "bfloat16")
@@ -59,13 +59,12 @@ def read_model(name: str, engine_dtype: str | None = None) -> Model:
     Raises:
         BadInput: there is none, or its config does not tell what is needed.
     """
-    from specvllm_compat.preflight import CannotTell
     from specvllm_compat.preflight.model_facts import dimensions, model_facts, read_config
     from specvllm_compat.source import SourceLens
 
     here = Path(name).expanduser()
-    folder = here if here.exists() else _from_hub(name)
     try:
+        folder = model_folder(name)
         config = read_config(folder)
     except CannotTell as error:
         raise BadInput(str(error)) from None
@@ -82,18 +81,6 @@ def read_model(name: str, engine_dtype: str | None = None) -> Model:
         dtype=_dtype(engine_dtype if engine_dtype else _own_dtype(config)),
         digest=_digest(folder) if here.exists() else folder.resolve().name,  # the commit
     )
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_SMALL)))
-    except Exception as error:  # noqa: BLE001  # of many types; each says why there is no model
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(
-            f"--model {name}: no such folder, and not found on the hub ({reason[0]})"
-        ) from None
 
 
 def _dtype(named: Any) -> str:
@@ -119,7 +106,7 @@ def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and (
-            path.suffix in _WEIGHTS or any(path.match(pattern) for pattern in _SMALL)
+            path.suffix in _WEIGHTS or any(path.match(pattern) for pattern in MODEL_FILES)
         ):
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
             for part in _samples(path) if path.suffix in _WEIGHTS else [path.read_bytes()]:

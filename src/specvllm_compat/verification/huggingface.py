@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import torch
 from specvllm_compat.engine.families import decoder_layers
+from specvllm_compat.preflight.locate import model_folder
 from specvllm_compat.verification.agreement import Pair, compare, errors
-from specvllm_compat.verification.inputs import folder_of
 from specvllm_compat.verification.report import NOT_RUN, OK, WRONG, Check
 from specvllm_compat.verification.runs import Found
 
@@ -50,7 +50,7 @@ def _impossible(model: str, model_config: Any, found: Found) -> str:
         return "there are no states to compare"
     if model_config.quantization:
         return f"the weights are quantized ({model_config.quantization}): vLLM's kernels round"
-    folder = folder_of(model)
+    folder = model_folder(model)
     needed = _ROOM * _bytes_of_weights(folder, model_config)
     free = psutil.virtual_memory().available
     if needed > free:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from specvllm_compat.preflight.locate import CannotTell
+from specvllm_compat.preflight.locate import CannotTell, model_folder
 from specvllm_compat.preflight.model_facts import model_facts, read_config
 from specvllm_compat.shim import installed
 from specvllm_compat.shims import GENERATOR, consumer_gone
@@ -34,35 +33,16 @@ def check(model: str, layer_ids: Sequence[int] | None, max_model_len: int | None
         raise CannotTell("layer ids: name at least one, or leave them out")
     if max_model_len is not None and max_model_len < SHORTEST:
         raise CannotTell(f"a longest prompt of {max_model_len} tokens: {SHORTEST} are the least")
-    config = read_config(folder_of(model))
+    folder = model_folder(model)
+    if Path(model).is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise CannotTell(f"{model} holds no weights ({', '.join(_WEIGHTS)})")
+    config = read_config(folder)
     _, problems = model_facts(config, lens, layer_ids, LONGEST)
     if problems:
         raise CannotTell("; ".join(problems))
     text = config.get("text_config", config)
     limit = text.get("max_position_embeddings") if isinstance(text, dict) else None
     return max_model_len or min(LONGEST, limit or LONGEST)
-
-
-def folder_of(model: str) -> Path:
-    """The folder with the files of a model; one of the Hub's is asked for its config.json only.
-
-    Raises:
-        CannotTell: there is none.
-    """
-    folder = Path(model)
-    if folder.is_dir():
-        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-            raise CannotTell(f"{model} holds no weights ({', '.join(_WEIGHTS)})")
-        return folder
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith("."):
-        raise CannotTell(f"{model} is no folder, and no id on the Hugging Face Hub")
-    from transformers.utils.hub import cached_file
-
-    try:
-        return Path(cached_file(model, "config.json")).parent
-    except OSError as error:
-        reason = str(error).partition("\n")[0]
-        raise CannotTell(f"{model} is no folder, and the Hub has no such model: {reason}") from None
 
 
 def versions() -> dict[str, str]:
