@@ -42,12 +42,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"contract", "outline", "preflight", "shape", "shim", "engine_args", "shims", "source"},
         {"engine", "preflight"},  # of engine only what loads neither vllm nor torch
     ),
+    "hub": ({"preflight"}, set()),
     "verification": (
-        {"engine", "preflight", "shim", "shims", "source", "streams", "verification"},
+        {"engine", "hub", "preflight", "shim", "shims", "source", "streams", "verification"},
         {"", "engine_args", "verification"},  # "": the version
     ),
     "extraction": (
-        {"", "extraction"},
+        {"", "extraction", "hub"},
         {"", "engine", "engine_args", "extraction", "preflight", "shim", "source"},
     ),
     "upstream_patches": (
@@ -62,7 +63,7 @@ THIRD_PARTY = {
 }
 # What vLLM and speculators bring along
 BROUGHT = {"numpy", "datasets", "huggingface_hub", "pyarrow", "safetensors", "tqdm"}
-THIRD_PARTY |= {name: {"extraction"} for name in BROUGHT}
+THIRD_PARTY |= {name: {"extraction"} for name in BROUGHT} | {"huggingface_hub": {"hub"}}
 
 
 def parse(name: str) -> ast.Module:

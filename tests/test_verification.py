@@ -65,7 +65,7 @@ def test_bad_arguments_are_refused_before_anything_is_loaded(
 def test_a_model_that_is_not_there_is_refused(tree: Trees, model: Path, tmp_path: Path) -> None:
     finished = verify(tree(), "--model", tmp_path / "nowhere")
     assert (finished.code, finished.out) == (2, "[]\n")
-    assert "nowhere is no folder" in finished.err
+    assert "nowhere: no such folder" in finished.err
     (model / "model.safetensors").unlink()
     assert "holds no weights" in verify(tree(), "--model", model).err
     (model / "model.safetensors").touch()

@@ -412,7 +412,7 @@ FAMILIES: dict[str, Family] = {
             },
             "tie_word_embeddings": False,
         },
-        engine_args=NO_IMAGES,
+        engine_args={**NO_CUSTOM_OPS, **NO_IMAGES},
         files=QWEN_VL_FILES,
     ),
     "transformers_backend": Family(model_type="llama", engine_args={"model_impl": "transformers"}),

@@ -36,11 +36,14 @@ def bench(
     for name, number in (("prompts", prompts), ("length", length), ("rounds", rounds)):
         if number < 1:
             raise ValueError(f"{name} must be 1 or more, not {number}")
-    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
     from specvllm_compat.engine_args import added
     from specvllm_compat.shim import installed
 
     with added(engine_args or {}):
+        from speculators.data_generation.vllm_hidden_states_generator import (
+            VllmHiddenStatesGenerator,
+        )
+
         generator = VllmHiddenStatesGenerator(
             model, layer_ids=list(layer_ids) if layer_ids else None, max_model_len=length
         )

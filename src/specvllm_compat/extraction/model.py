@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specvllm_compat.extraction.errors import BadInput
-from specvllm_compat.preflight.locate import MODEL_FILES, CannotTell, model_folder
+from specvllm_compat.hub import MODEL_FILES, model_folder
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SAMPLE = 1 << 16
@@ -66,7 +66,7 @@ def read_model(name: str, engine_dtype: str | None = None) -> Model:
     try:
         folder = model_folder(name)
         config = read_config(folder)
-    except CannotTell as error:
+    except ValueError as error:
         raise BadInput(str(error)) from None
     layers, hidden = dimensions(config)
     _, problems = model_facts(config, SourceLens(kept=True), [layers - 1], 1)

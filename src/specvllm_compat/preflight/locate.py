@@ -14,29 +14,6 @@ class CannotTell(ValueError):
 _MARKS = {"vllm": ("config", "config.py"), "speculators": ("models", "data_generation")}
 
 
-MODEL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.tiktoken"]
-
-
-def model_folder(name: str) -> Path:
-    """The folder of a model; of one of the Hub's, with config and tokenizer but not the weights.
-
-    Raises:
-        CannotTell: there is none.
-    """
-    here = Path(name).expanduser()
-    if here.exists():
-        return here
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=MODEL_FILES))
-    except Exception as error:  # noqa: BLE001  # of many types; each says why there is no model
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CannotTell(
-            f"--model {name}: no such folder, and not found on the hub ({reason[0]})"
-        ) from None
-
-
 def package_at(path: Path, package: str) -> Path:
     """The package's folder, or the wheel that holds it.
 

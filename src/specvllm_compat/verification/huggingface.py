@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 from specvllm_compat.engine.families import decoder_layers
-from specvllm_compat.preflight.locate import model_folder
+from specvllm_compat.hub import model_folder
 from specvllm_compat.verification.agreement import Pair, compare, errors
 from specvllm_compat.verification.report import NOT_RUN, OK, WRONG, Check
 from specvllm_compat.verification.runs import Found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from specvllm_compat.preflight.locate import CannotTell, model_folder
+from specvllm_compat.hub import model_folder
+from specvllm_compat.preflight.locate import CannotTell
 from specvllm_compat.preflight.model_facts import model_facts, read_config
 from specvllm_compat.shim import installed
 from specvllm_compat.shims import GENERATOR, consumer_gone
