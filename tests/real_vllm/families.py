@@ -46,6 +46,10 @@ DEEPSEEK: dict[str, Any] = {
 # The CPU kernel of RMSNorm misreads strided inputs: norms inside of attention come out wrong.
 NO_CUSTOM_OPS = {"compilation_config": {"custom_ops": ["none"]}}
 
+UNKNOWN_TO_TRANSFORMERS_4 = dict.fromkeys(("0.12.0", "0.16.0"), "Unrecognized model identifier")
+# Their linear layers on a CPU take each weight for a matrix, a convolution's too.
+NO_CONVOLUTIONS_ON_CPU = dict.fromkeys(("0.12.0", "0.16.0"), "too many values to unpack")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -214,7 +218,11 @@ FAMILIES: dict[str, Family] = {
         model_type="cohere2",
         config={**BASE, **COHERE2},
     ),
-    "cohere2_moe": Family(model_type="cohere2_moe", config={**BASE, **COHERE2, "num_experts": 4}),
+    "cohere2_moe": Family(
+        model_type="cohere2_moe",
+        config={**BASE, **COHERE2, "num_experts": 4},
+        fails=UNKNOWN_TO_TRANSFORMERS_4,
+    ),
     "glm4": Family(model_type="glm4", config={**BASE, "head_dim": 64}),
     "glm4_moe": Family(
         model_type="glm4_moe",
@@ -252,13 +260,19 @@ FAMILIES: dict[str, Family] = {
             "mup_enabled": True,
         },
         engine_args=NO_CUSTOM_OPS,
-        fails={"0.32.0": "'AfmoeConfig' object has no attribute"},  # transformers 5.24
+        fails={
+            **UNKNOWN_TO_TRANSFORMERS_4,
+            "0.32.0": "'AfmoeConfig' object has no attribute",  # transformers 5.24
+        },
     ),
     "hyperclovax": Family(
         model_type="hyperclovax",
         config={**BASE, "residual_multiplier": 0.22},
         # transformers 5.19 cannot load what it saved.
-        fails={"0.26.0": "argument of type 'NoneType' is not iterable"},
+        fails={
+            **UNKNOWN_TO_TRANSFORMERS_4,
+            "0.26.0": "argument of type 'NoneType' is not iterable",
+        },
     ),
     "gpt2": Family(model_type="gpt2", config={**BASE, "n_positions": 512, "n_inner": 512}),
     "opt": Family(model_type="opt", config={**BASE, "ffn_dim": 512, "word_embed_proj_dim": 256}),
@@ -301,7 +315,7 @@ FAMILIES: dict[str, Family] = {
             "interleave_moe_layer_step": 2,
             "attention_chunk_size": 128,
         },
-        fails={"0.12.0": "assert not apply_router_weight_on_input"},
+        fails=dict.fromkeys(("0.12.0", "0.16.0"), "assert not apply_router_weight_on_input"),
     ),
     "deepseek_v2": Family(
         model_type="deepseek_v2",
@@ -319,6 +333,7 @@ FAMILIES: dict[str, Family] = {
         wrapper=KIMI,
         files=KIMI_FILES,
         engine_args={**NO_CUSTOM_OPS, "limit_mm_per_prompt": {"vision_chunk": 0}},
+        fails={"0.12.0": "are not supported for now"},
     ),
     "jamba": Family(
         model_type="jamba",
@@ -331,7 +346,7 @@ FAMILIES: dict[str, Family] = {
             "use_mamba_kernels": False,
         },
         fails={
-            "0.12.0": "too many values to unpack",
+            **NO_CONVOLUTIONS_ON_CPU,
             "0.26.0": "Expected a.stride(-1) == 1",
             "0.32.0": "no attribute 'selective_scan_fwd'",
         },
@@ -349,7 +364,7 @@ FAMILIES: dict[str, Family] = {
             "layer_types": ["mamba", "attention", "mamba", "attention"],
         },
         fails={
-            "0.12.0": "too many values to unpack",
+            **NO_CONVOLUTIONS_ON_CPU,
             "0.26.0": "the process ended with 1",
         },
     ),
@@ -357,7 +372,7 @@ FAMILIES: dict[str, Family] = {
         model_type="falcon_h1",
         config={**BASE, **MAMBA2, "mamba_d_ssm": 512, "head_dim": 64},
         fails={
-            "0.12.0": "too many values to unpack",
+            **NO_CONVOLUTIONS_ON_CPU,
             "0.26.0": "module 'triton' has no attribute 'next_power_of_2'",
         },
     ),
@@ -373,6 +388,7 @@ FAMILIES: dict[str, Family] = {
             "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         },
         engine_args=NO_CUSTOM_OPS,
+        fails=NO_CONVOLUTIONS_ON_CPU,
     ),
     "qwen2_5_vl": Family(
         model_type="qwen2_5_vl",
