@@ -24,6 +24,7 @@ import auxiliary_outputs
 import specvllm_compat
 import tiny
 import torch
+import zmq
 from families import BASE, FAMILIES, Family, release
 from oracle import relative_error
 from safetensors.torch import load_file, save_file
@@ -148,10 +149,26 @@ def output_into(path: Path) -> Iterator[None]:
                 os.close(descriptor)
 
 
+def let_experts_run() -> None:
+    """vLLM 0.20.2 makes an operator in each forward, where none can be made: so does `vllm.LLM`.
+
+    Its own code of that operator takes its place.
+    """
+    if release() == "0.20.2":
+        from vllm.model_executor.layers.activation import SiluAndMul
+        from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
+        silu = cpu_fused_moe.MoEActivation.SILU
+        cpu_fused_moe._CPU_MOE_ACT_FN[silu] = SiluAndMul.forward_native
+
+
 def main(folder: Path, report: Path, names: list[str]) -> None:
     torch.set_num_threads(1)  # a process whose OpenMP has threads can't be forked
     # vLLM looks at a class in a process that imports everything again; that is for GPUs.
     registry._run_in_subprocess = lambda look: look()
+    # Waits for what forked workers still have of it, at times for ever (seen on vLLM 0.20.2).
+    zmq.Context.__del__ = lambda self: None
+    let_experts_run()
     seen: dict[str, dict[str, Any]] = {}
     for name in names:
         started = time.monotonic()
