@@ -7,6 +7,8 @@ from typing import Any
 
 from matrix import row
 
+LONGEST = 120
+"""Characters of an error."""
 Seen = Mapping[str, Mapping[str, dict[str, Any]]]
 """Release -> family -> what `own_families.py` reported."""
 
@@ -23,7 +25,7 @@ def page(seen: Seen) -> str:
             cells.append(cell(result))
             if "reason" in result:
                 where = f"{name} on {release}"
-                reasons.setdefault(result["reason"].partition("\n")[0], []).append(where)
+                reasons.setdefault(brief(result["reason"]), []).append(where)
         rows.append(row([name, *cells]))
     lines = [
         "# Model families",
@@ -56,6 +58,12 @@ def page(seen: Seen) -> str:
         *(f"- {', '.join(where)}: `{reason}`" for reason, where in reasons.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def brief(reason: str) -> str:
+    """The sentence that matters of an error: some go on to list every model there is."""
+    sentence = " ".join(reason.split()).rpartition("Value error, ")[2].partition(". ")[0]
+    return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]}…"
 
 
 def cell(result: Mapping[str, Any]) -> str:
