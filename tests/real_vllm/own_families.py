@@ -24,7 +24,6 @@ import auxiliary_outputs
 import specvllm_compat
 import tiny
 import torch
-import zmq
 from families import BASE, FAMILIES, Family, release
 from oracle import relative_error
 from safetensors.torch import load_file, save_file
@@ -166,8 +165,6 @@ def main(folder: Path, report: Path, names: list[str]) -> None:
     torch.set_num_threads(1)  # a process whose OpenMP has threads can't be forked
     # vLLM looks at a class in a process that imports everything again; that is for GPUs.
     registry._run_in_subprocess = lambda look: look()
-    # Waits for what forked workers still have of it, at times for ever (seen on vLLM 0.20.2).
-    zmq.Context.__del__ = lambda self: None
     let_experts_run()
     seen: dict[str, dict[str, Any]] = {}
     for name in names:

@@ -55,12 +55,17 @@ class Engine:
             core = EngineCore(vllm_config, executor_class, log_stats=False)
         except BaseException:
             for executor in built:  # nobody else knows of its workers
+                queues = _queues(executor)
                 executor.shutdown()
+                _close_sockets(queues)
             raise
         self.executor = core.model_executor
         self.scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
-        self._end = weakref.finalize(self, self.executor.shutdown)  # at exit at the latest
+        # Called in the opposite order, at exit at the latest
+        weakref.finalize(self, _close_sockets, _queues(self.executor))
+        own = getattr(self.executor, "_finalizer", None)
+        self._end = weakref.finalize(self, _shut_down, self.executor.shutdown, own)
         self.memory = Memory(0)
         self._sources: list[tuple[int, Description, torch.Tensor | None]] = []
         self._bells: list[Bell] = []
@@ -198,6 +203,37 @@ class Engine:
                 f"This engine cannot be used any more: {self.broken}. Delete the generator and "
                 "create a new one."
             )
+
+
+def _queues(executor: Any) -> list[Any]:
+    """The message queues to the workers and back, by all names that releases have for them."""
+    workers = getattr(executor, "workers", [])
+    found = [
+        getattr(executor, "rpc_broadcast_mq", None),
+        *getattr(executor, "response_mqs", []),
+        *(getattr(worker, "worker_response_mq", None) for worker in workers),
+    ]
+    return list({id(queue): queue for queue in found if queue is not None}.values())
+
+
+def _shut_down(shutdown: Callable[[], None], own_finalizer: Any) -> None:
+    """End the workers, and vLLM's own finalizer, which would hold the executor until the exit."""
+    shutdown()
+    if own_finalizer is not None:
+        own_finalizer.detach()
+
+
+def _close_sockets(queues: Iterable[Any]) -> None:
+    """Close the sockets of queues that nobody reads any more.
+
+    Left to the garbage collector, which may find a queue's ZeroMQ context before its sockets, the
+    context waits for them for ever.
+    """
+    for queue in queues:
+        for name in ("local_socket", "remote_socket"):
+            socket = getattr(queue, name, None)
+            if socket is not None:
+                socket.context.destroy(linger=0)
 
 
 def engine_of(vllm_config: Any) -> Engine:
