@@ -77,6 +77,8 @@ def main(model: Path, report: Path) -> None:
     seen["ours in shared memory"] = [
         name for name in os.listdir("/dev/shm") if name.startswith("specvllm-")
     ]
+    maps = Path("/proc/self/maps").read_text()
+    seen["mapped"] = [line for line in maps.splitlines() if "memfd:specvllm-" in line]
     report.write_text(json.dumps({**TALLY.as_json(), **seen}))
 
 
