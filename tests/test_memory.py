@@ -42,6 +42,17 @@ def test_whatever_sees_a_part_of_it_keeps_all_of_it(what: Any, dtype: torch.dtyp
     assert torch.equal(torch.as_tensor(seen), expected)
 
 
+def test_closed_it_keeps_nothing() -> None:
+    memory = Memory(1 << 20)
+    tensors = [memory.empty(10, 16, torch.float32).fill_(3) for _ in range(2)]
+    tensors.pop()
+    memory.close()
+    assert memory._kept == 0
+    assert tensors[0].eq(3).all()
+    tensors.clear()
+    assert memory._kept == 0
+
+
 def test_it_outlives_the_engine() -> None:
     memory = Memory(1 << 20)
     tensor = memory.empty(10, 16, torch.float32).fill_(3)

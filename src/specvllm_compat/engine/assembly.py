@@ -80,7 +80,8 @@ class Engine:
         self.broken = self.broken or "it was shut down"
         self._end()
         if not self.busy:  # else vLLM's own thread calls this, for a worker that died in a step
-            self._sources, self.memory = [], Memory(0)  # the workers' memory is unmapped
+            self._sources = []  # the workers' memory is unmapped
+            self.memory.close()
 
     def attach(self, replies: list[Any]) -> None:
         """Map what the workers described; refuse workers that did not answer as ours do."""

@@ -56,6 +56,12 @@ class Memory:
         finally:
             self._lock.release()
 
+    def close(self) -> None:
+        """Keep nothing any more. Tensors that are in use stay as they are."""
+        with self._lock:
+            self._keep = self._kept = 0
+            self._blocks.clear()
+
     def _pop(self, size: int) -> Any:
         block = self._blocks[size].pop()
         if not self._blocks[size]:
