@@ -16,7 +16,7 @@ def model_folder(name: str) -> Path:
     Raises:
         CannotTell: there is none.
     """
-    here = Path(name).expanduser()
+    here = Path(name)
     if here.exists():
         return here
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):

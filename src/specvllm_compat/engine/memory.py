@@ -38,7 +38,6 @@ class Memory:
         with self._lock:
             if size not in self._blocks:
                 return torch.empty(size, dtype=torch.uint8).numpy()
-            self._kept -= size
             return self._pop(size)
 
     def put(self, block: Any) -> None:
@@ -50,9 +49,7 @@ class Memory:
             self._blocks.move_to_end(block.nbytes)
             self._kept += block.nbytes
             while self._kept > self._keep:
-                oldest = next(iter(self._blocks))
-                self._pop(oldest)
-                self._kept -= oldest
+                self._pop(next(iter(self._blocks)))
         finally:
             self._lock.release()
 
@@ -66,6 +63,7 @@ class Memory:
         block = self._blocks[size].pop()
         if not self._blocks[size]:
             del self._blocks[size]
+        self._kept -= size
         return block
 
 

@@ -59,14 +59,15 @@ def read_model(name: str, engine_dtype: str | None = None) -> Model:
     Raises:
         BadInput: there is none, or its config does not tell what is needed.
     """
+    from specvllm_compat.preflight import CannotTell
     from specvllm_compat.preflight.model_facts import dimensions, model_facts, read_config
     from specvllm_compat.source import SourceLens
 
     here = Path(name).expanduser()
     try:
-        folder = model_folder(name)
+        folder = model_folder(str(here))
         config = read_config(folder)
-    except ValueError as error:
+    except CannotTell as error:
         raise BadInput(str(error)) from None
     layers, hidden = dimensions(config)
     _, problems = model_facts(config, SourceLens(kept=True), [layers - 1], 1)

@@ -35,7 +35,7 @@ def check(model: str, layer_ids: Sequence[int] | None, max_model_len: int | None
     if max_model_len is not None and max_model_len < SHORTEST:
         raise CannotTell(f"a longest prompt of {max_model_len} tokens: {SHORTEST} are the least")
     folder = model_folder(model)
-    if Path(model).is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+    if Path(model).exists() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise CannotTell(f"{model} holds no weights ({', '.join(_WEIGHTS)})")
     config = read_config(folder)
     _, problems = model_facts(config, lens, layer_ids, LONGEST)
