@@ -22,15 +22,20 @@ OWN_ENGINE = ["0.11.0", "0.16.0", "0.20.2", "0.28.0", "0.33.0"]
 FAMILY_RELEASES = ["0.12.0", "0.16.0", "0.20.2", "0.26.0", environments.NEWEST]
 # What docs/benchmarks.md shows: script, vLLM release, arguments. Each rival where it runs.
 MEASURED = [
-    ("extraction", "0.16.0", "--models compute-heavy --rivals prefill generate upstream"),
     (
         "extraction",
         "0.16.0",
-        "--models states-heavy --rivals prefill generate iter_generate upstream huggingface",
+        "--models compute-heavy --rivals prefill generate upstream huggingface",
+    ),
+    (
+        "extraction",
+        "0.16.0",
+        "--models states-heavy --rounds 15 "
+        "--rivals prefill generate iter_generate upstream huggingface",
     ),
     ("extraction", "0.32.0", "--models compute-heavy --rivals prefill generate"),
     ("extraction", "0.32.0", "--models states-heavy --rivals prefill generate"),
-    ("extraction", "0.30.0", "--models states-heavy --rivals prefill generate lens --rounds 3"),
+    ("extraction", "0.30.0", "--models states-heavy --rivals prefill generate lens"),
     ("extract_end_to_end", environments.NEWEST, "--rounds 3"),
     ("transport", "0.16.0", ""),
     ("transport", "0.32.0", ""),

@@ -2,7 +2,7 @@
 
 One thing at a time is changed. Prefill alone and ``generate()`` take turns.
 
-    python benchmarks/growth.py [--rounds 3] [--save]
+    python benchmarks/growth.py [--rounds 7] [--save]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RIVALS = ("prefill", "generate")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     results.add_options(parser)
     options = parser.parse_args()
     points: list[dict[str, Any]] = []
