@@ -165,6 +165,7 @@ class ModelConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     enforce_eager: bool = False
+    hf_text_config: object = None
 
 
 @dataclass
@@ -179,6 +180,7 @@ class CacheConfig:
 @dataclass
 class ParallelConfig:
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     worker_extension_cls: str = ""
 
 
@@ -709,7 +711,9 @@ def request(**more):
 
 
 def executor():
-    config = type("Config", (), {})()
+    from vllm.config import ParallelConfig
+
+    config = type("Config", (), {"parallel_config": ParallelConfig()})()
     return generator_module().MultiprocExecutor(vllm_config=config)
 
 

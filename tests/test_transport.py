@@ -16,17 +16,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specvllm_compat.engine.transport import (  # noqa: E402
-    BUFFERS,
     Bell,
     DeviceWriter,
     Segment,
     Shared,
     Writer,
+    steps_at_a_time,
     writer,
 )
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-HIDDEN = 8
+HIDDEN, STEPS = 8, steps_at_a_time(1)
 
 
 def descriptors() -> int:
@@ -38,20 +38,20 @@ def fill(segment: Segment, value: float) -> None:
 
 
 def test_another_process_writes_what_this_one_reads() -> None:
-    shared = Shared(3, 5, HIDDEN, torch.bfloat16)
+    shared = Shared(STEPS, 3, 5, HIDDEN, torch.bfloat16)
     segment = shared.segment
     states = segment.map()
     process = multiprocessing.get_context("spawn").Process(target=fill, args=(segment, 2.5))
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert states.shape == (BUFFERS, 3, 5, HIDDEN)
+    assert states.shape == (STEPS, 3, 5, HIDDEN)
     assert states.dtype == torch.bfloat16
     assert (states == 2.5).all()
 
 
 def test_memory_of_another_host_is_not_taken_for_ours() -> None:
-    shared = Shared(1, 1, HIDDEN, torch.float32)
+    shared = Shared(STEPS, 1, 1, HIDDEN, torch.float32)
     segment = shared.segment
     with pytest.raises(FileNotFoundError):  # a descriptor of that number, but of something else
         replace(segment, name="specvllm-another").map()
@@ -63,14 +63,14 @@ def test_memory_of_another_host_is_not_taken_for_ours() -> None:
 def test_more_memory_than_there_is_gets_an_error_that_says_what_to_do() -> None:
     before = descriptors()
     with pytest.raises(MemoryError, match=r"MiB are needed .* Lower max_num_batched_tokens"):
-        Shared(64, 1 << 30, 1 << 20, torch.float32)
+        Shared(STEPS, 64, 1 << 30, 1 << 20, torch.float32)
     assert descriptors() == before
 
 
 def test_nothing_is_left_in_shared_memory_and_no_descriptor_stays_open() -> None:
     before, files = descriptors(), sorted(os.listdir("/dev/shm"))
     for _ in range(300):
-        shared = Shared(2, 16, HIDDEN, torch.float32)
+        shared = Shared(STEPS, 2, 16, HIDDEN, torch.float32)
         worker, driver = shared.segment.map(), shared.segment.map()
         bell = Bell.at(shared.segment.bell)
         worker[1, 0, 3] = 7
@@ -88,7 +88,7 @@ def test_nothing_is_left_in_shared_memory_and_no_descriptor_stays_open() -> None
 
 def ring(connection: Any, rings: int) -> None:
     """A worker whose steps take a while, and that dies after the last one."""
-    shared = Shared(1, 1, HIDDEN, torch.float32)
+    shared = Shared(STEPS, 1, 1, HIDDEN, torch.float32)
     connection.send(shared.segment.bell)
     connection.recv()
     for _ in range(rings):
@@ -112,7 +112,7 @@ def test_the_driver_sleeps_until_a_step_has_ended_or_the_worker_is_dead() -> Non
 
 
 def test_rings_that_nobody_hears_do_not_stop_a_worker_and_are_counted() -> None:
-    shared = Shared(1, 1, HIDDEN, torch.float32)
+    shared = Shared(STEPS, 1, 1, HIDDEN, torch.float32)
     bell = Bell.at(shared.segment.bell)
     for _ in range(5):
         shared.bell.ring()
@@ -236,7 +236,7 @@ def test_other_types_come_out_in_the_type_of_the_model(recorded: list[Any], used
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_states_of_a_real_device_arrive_in_pinned_memory_of_another_process() -> None:
     layers, tokens, hidden = 4, 2048, 4096
-    shared = Shared(layers, tokens, hidden, torch.bfloat16)
+    shared = Shared(STEPS, layers, tokens, hidden, torch.bfloat16)
     driver, worker = shared.segment.map(), shared.segment.map()
     device = writer(torch.device("cuda"), worker)
     for step in range(20):
@@ -245,10 +245,10 @@ def test_states_of_a_real_device_arrive_in_pinned_memory_of_another_process() ->
             one = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
             other = torch.randn_like(one)
             expected.append((one + other).cpu())
-            device.write(worker[step % BUFFERS, layer], one, other)
+            device.write(worker[step % STEPS, layer], one, other)
             one.fill_(99)
             other.fill_(99)
         device.finish()
-        assert torch.equal(driver[step % BUFFERS], torch.stack(expected))
+        assert torch.equal(driver[step % STEPS], torch.stack(expected))
     device.close()
     writer(torch.device("cuda"), worker).close()  # it can be pinned again

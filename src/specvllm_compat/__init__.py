@@ -35,8 +35,17 @@ def install() -> None:
     global _automatic  # noqa: PLW0603
     from specvllm_compat import installer
 
+    _ask_nvml_for_cuda()
     installer.install()
     _automatic = True
+
+
+def _ask_nvml_for_cuda() -> None:
+    """Let torch answer "is CUDA there?" without CUDA, which no forked worker could use afterwards.
+
+    speculators 0.4 asks as it is imported, scripts do. vLLM says the same, but when it is imported.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def uninstall() -> list[tuple[str, str]]:
@@ -102,4 +111,5 @@ def __getattr__(name: str) -> object:
 
 
 if _automatic:
+    _ask_nvml_for_cuda()
     _tripwire.arm(plugin)

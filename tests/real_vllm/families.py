@@ -185,6 +185,19 @@ FAMILIES: dict[str, Family] = {
         fails={"0.11.0": "is not supported with sliding window (CPU backend)"},
     ),
     "phi3": Family(model_type="phi3"),
+    # Hugging Face takes the long factors for longer prompts, vLLM for a larger max_model_len.
+    "phi3_longrope": Family(
+        model_type="phi3",
+        config={
+            **BASE,
+            "original_max_position_embeddings": 200,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0 + n / 64 for n in range(32)],
+                "long_factor": [2.0 + n / 8 for n in range(32)],
+            },
+        },
+    ),
     "phimoe": Family(
         model_type="phimoe",
         architecture="PhiMoEForCausalLM",

@@ -38,18 +38,21 @@ class CountingGenerator(VllmHiddenStatesGenerator):
         return results
 
 
-def refusal(model: Path) -> str:
-    """What is said about an engine argument that does not exist."""
+def refusal(model: Path, **engine_args: Any) -> str:
+    """What is said about engine arguments that cannot be."""
     try:
-        specvllm_compat.configure(engine_args={"max_num_seq": 4})
+        specvllm_compat.configure(engine_args=engine_args)
         VllmHiddenStatesGenerator(model_path=str(model), max_model_len=64)
     except (TypeError, ValueError) as error:
         return str(error)
-    raise AssertionError("an unknown engine argument was accepted")
+    raise AssertionError(f"{engine_args} were accepted")
 
 
 def main(model: Path, report: Path) -> None:
-    refused = refusal(model)
+    refused = [
+        refusal(model, max_num_seq=4),
+        refusal(model, dtype="float32", distributed_executor_backend="uni"),
+    ]
     specvllm_compat.configure(engine_args=STARVED | {"dtype": "float32"})
     arguments: dict[str, Any] = {"model_path": str(model), "max_model_len": MAX_MODEL_LEN}
     if "max_num_batched_tokens" in inspect.signature(VllmHiddenStatesGenerator).parameters:

@@ -21,6 +21,7 @@ from specvllm_compat.engine.families import (
     CaptureError,
     decoder_layers,
     refuse_architecture,
+    refuse_layer,
     summands,
 )
 from specvllm_compat.engine.sources import watch
@@ -90,6 +91,18 @@ def test_a_family_that_nobody_can_read_is_refused_by_name_before_its_weights_are
         SimpleNamespace(architectures=["LlamaForCausalLM", "DeepseekV3ForCausalLM"])
     )
     refuse_architecture(SimpleNamespace(architectures=["ModelOfAnotherPackage"]))
+
+
+def test_a_family_that_scales_its_states_in_float16_is_refused_there() -> None:
+    module = "vllm.model_executor.models.deepseek_v2"
+    kind = type("DeepseekV2DecoderLayer", (nn.Module,), {"__module__": module})
+    layer = kind()
+    layer.routed_scaling_factor = 2.5
+    refuse_layer(layer, torch.bfloat16)
+    with pytest.raises(CaptureError, match="Set dtype to bfloat16"):
+        refuse_layer(layer, torch.float16)
+    layer.routed_scaling_factor = 1.0
+    refuse_layer(layer, torch.float16)
 
 
 def modules(**children: nn.Module) -> nn.Module:

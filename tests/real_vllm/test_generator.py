@@ -366,12 +366,21 @@ def test_two_parallel_ranks_give_the_same_states(run_script: Any, llama: Path, k
     assert seen["prompts"] >= 20
 
 
+def test_importing_speculators_leaves_cuda_to_the_workers(run_script: Any) -> None:
+    """vLLM forks them, and a forked process cannot use CUDA that its parent has asked."""
+    assert run_script("own_cuda_check.py")["asked"] == 0
+    control = run_script("own_cuda_check.py", PYTORCH_NVML_BASED_CUDA_CHECK="0")
+    assert (control["asked"] > 0) == (installed("speculators").number >= (0, 4))
+
+
 @pytest.mark.own_engine
 def test_default_layers_of_a_shallow_model_in_a_subclass_with_fork_and_a_starved_cache(
     run_script: Any, small_llama: Path
 ) -> None:
     seen = run_script("own_small_model.py", small_llama)
-    assert "max_num_seqs" in seen["refusal"]
+    unknown, executor = seen["refusal"]
+    assert "max_num_seqs" in unknown
+    assert executor.startswith("UniProcExecutor cannot be asked for captured states")
     assert seen["calls"] == 2
     assert seen["prompts"] == 38
     assert seen["alive after del"] == [False]

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import vllm
-from specvllm_compat.engine.families import AUXILIARY, UNREADABLE, hidden_is_full
+from specvllm_compat.engine.families import (
+    AUXILIARY,
+    SCALED_IN_FLOAT16,
+    UNREADABLE,
+    hidden_is_full,
+)
 
 ROOT = Path(vllm.__file__).parent
 MODELS = [*ROOT.glob("model_executor/models/*.py"), *ROOT.glob("models/**/*.py")]
@@ -48,6 +53,29 @@ def is_not_hooked(path: Path) -> bool:
 def layer_like(path: Path, node: ast.ClassDef) -> Any:
     """An object whose class has the name and the module of a decoder layer."""
     return type(node.name, (), {"__module__": module_of(path)})()
+
+
+def test_a_layer_that_inherits_a_forward_which_cannot_be_hooked_is_not_hooked() -> None:
+    for path in MODELS:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        origin = {
+            alias.asname or alias.name: (node.module or "").split(".")
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("DecoderLayer"):
+                bases = {part for base in node.bases for part in origin.get(ast.unparse(base), [])}
+                if (UNREADABLE | AUXILIARY).intersection(bases):
+                    assert is_not_hooked(path), node.name
+
+
+def test_layers_that_scale_their_states_in_float16_are_known() -> None:
+    for path, _, forward in LAYERS:
+        text = ast.unparse(forward)
+        if "float16" in text and "routed_scaling_factor" in text and not is_not_hooked(path):
+            assert path.stem in SCALED_IN_FLOAT16, path
 
 
 def returned(forward: ast.FunctionDef) -> list[ast.expr]:

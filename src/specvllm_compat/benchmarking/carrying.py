@@ -84,16 +84,17 @@ class Carrier:
 def _write(connection: Any, step: Step, device: str) -> None:
     """In the worker: write steps as they are asked for, until None is."""
     import torch
-    from specvllm_compat.engine.transport import BUFFERS, Shared, writer
+    from specvllm_compat.engine.transport import Shared, steps_at_a_time, writer
 
     dtype = getattr(torch, step.dtype)
-    shared = Shared(step.layers, step.rows, step.hidden, dtype)
+    shared = Shared(steps_at_a_time(1), step.layers, step.rows, step.hidden, dtype)
     buffers = shared.segment.map()
     target = writer(torch.device(device), buffers)
     hidden = torch.randn(step.rows, step.hidden).to(dtype).to(device)
     connection.send(shared.segment)
     while (number := connection.recv()) is not None:
-        for layer in buffers[number % BUFFERS]:
+        buffer = number % len(buffers)
+        for layer in buffers[buffer]:
             target.write(layer, hidden, None)
         target.finish()
-        connection.send(number % BUFFERS)
+        connection.send(buffer)

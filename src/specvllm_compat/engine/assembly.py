@@ -18,9 +18,11 @@ import torch
 from specvllm_compat.engine.capture import Description, Reply, Step
 from specvllm_compat.engine.families import CaptureError
 from specvllm_compat.engine.memory import Memory
-from specvllm_compat.engine.transport import Bell
+from specvllm_compat.engine.transport import Bell, steps_at_a_time
 
 log = logging.getLogger("specvllm_compat")
+
+_CLEANING = 60.0  # seconds
 
 # Call a method in all workers: (executor, its name, its arguments) -> what waits for the replies
 Send = Callable[[Any, str, "tuple[Any, ...]"], Callable[[], "list[Any]"]]
@@ -40,11 +42,18 @@ class Engine:
     def __init__(self, vllm_config: Any, execute: str, send: Send) -> None:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
         built: list[Any] = []
 
         def executor_class(config: Any) -> Any:
-            built.append(Executor.get_class(config)(config))
+            kind = Executor.get_class(config)
+            if not issubclass(kind, MultiprocExecutor):
+                raise ValueError(
+                    f"{kind.__name__} cannot be asked for captured states: leave "
+                    "distributed_executor_backend at 'mp'"
+                )
+            built.append(kind(config))
             return built[0]
 
         self.vllm_config = vllm_config
@@ -62,6 +71,8 @@ class Engine:
         self.executor = core.model_executor
         self.scheduler = core.scheduler
         self.kv_cache_config = core.scheduler.kv_cache_config
+        parallel = vllm_config.parallel_config
+        self.steps_at_a_time = steps_at_a_time(parallel.pipeline_parallel_size)
         # Called in the opposite order, at exit at the latest
         weakref.finalize(self, _close_sockets, _queues(self.executor))
         own = getattr(self.executor, "_finalizer", None)
@@ -174,6 +185,8 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         self.broken = f"an earlier call failed ({type(error).__name__}: {error})"
+        if isinstance(error, Exception):  # told now: ranks that wait for a failed one may take long
+            log.warning("a call failed, the steps under way are waited for: %r", error)
         if getattr(self.executor, "is_failed", False) or not self._end.alive:
             return
         try:
@@ -181,7 +194,8 @@ class Engine:
                 with contextlib.suppress(Exception):  # its reply was read, which is what counts
                     finish()
             nonce = uuid.uuid4().hex
-            if set(self.executor.collective_rpc("specvllm_clean", args=(nonce,))) != {nonce}:
+            answers = self.executor.collective_rpc("specvllm_clean", _CLEANING, args=(nonce,))
+            if set(answers) != {nonce}:
                 return
             # All: one whose rows were complete may not have been taken out of the scheduler yet.
             left = list(self.scheduler.requests)

@@ -24,7 +24,7 @@ from specvllm_compat.engine.families import (
     summands,
 )
 from specvllm_compat.engine.sources import watch
-from specvllm_compat.engine.transport import BUFFERS, Segment, Shared, writer
+from specvllm_compat.engine.transport import Segment, Shared, steps_at_a_time, writer
 
 # Rows of a step in order: (request id, position of the first token, number of tokens)
 Labels = list[tuple[str, int, int]]
@@ -63,8 +63,8 @@ class Capture:
     """The states of the requested layers in one worker, step by step.
 
     States are [layers, rows, hidden] in the model's dtype, on the CPU. A step's states are valid
-    until `BUFFERS` further steps have begun; `take` hands its labels over, `reset` drops what was
-    not taken.
+    until `steps_at_a_time` further steps have begun; `take` hands its labels over, `reset` drops
+    what was not taken.
     """
 
     def __init__(self, worker: Any, layer_ids: list[int]) -> None:
@@ -89,8 +89,9 @@ class Capture:
         self.description = Description(self.layer_ids, None)
         if not self.layer_ids:
             return
-        refuse_layer(layers[self.layer_ids[0]])
+        refuse_layer(layers[self.layer_ids[0]], config.model_config.dtype)
         self._shared = Shared(
+            steps_at_a_time(config.parallel_config.pipeline_parallel_size),
             len(self.layer_ids),
             config.scheduler_config.max_num_batched_tokens,
             config.model_config.get_hidden_size(),
@@ -99,7 +100,7 @@ class Capture:
         self.description = Description(self.layer_ids, self._shared.segment)
         self._buffers = self._shared.segment.map()
         self._buffer = 0
-        self._writer = writer(next(self._runner.model.parameters()).device, self._buffers)
+        self._writer = writer(self._runner.device, self._buffers)
         self._handles = watch(self._runner.model, layers, self.layer_ids, self._recorder)
         self._execute_model = worker.execute_model
         worker.execute_model = self._execute
@@ -194,7 +195,7 @@ class Capture:
             return self._execute_model(scheduler_output, *args, **kwargs)
         self._keep()
         self._rows = rows
-        self._buffer = (self._buffer + 1) % BUFFERS
+        self._buffer = (self._buffer + 1) % len(self._buffers)
         self._norms.clear()
         try:
             output = self._execute_model(scheduler_output, *args, **kwargs)
@@ -253,8 +254,11 @@ class Capture:
                 return
             try:
                 self._write(index, *summands(output, full))
-            except CaptureError as error:  # raised when the states are asked for
-                self._error = self._error or str(error)
+            # Raised when the states are asked for: other ranks wait for this one's forward to end.
+            except Exception as error:  # noqa: BLE001
+                known = isinstance(error, CaptureError)
+                text = str(error) if known else f"decoder layer {self.layer_ids[index]}: {error!r}"
+                self._error = self._error or text
 
         return record
 
@@ -263,8 +267,6 @@ class Capture:
         layer_id = self.layer_ids[index]
         if index in self._norms:
             raise CaptureError(f"decoder layer {layer_id} ran twice in one step")
-        if hidden.dim() == 3 and hidden.shape[0] == 1:  # Transformers-backend models
-            hidden = hidden[0]
         into = self.states[index, : self._rows]
         # Padding, where there is any, lies behind the real rows.
         if hidden.dim() != 2 or hidden.shape[0] < self._rows or hidden.shape[1] != into.shape[1]:
@@ -273,9 +275,9 @@ class Capture:
                 f"of width {into.shape[1]}"
             )
         if residual is not None:
-            residual = residual.view(-1, into.shape[1])[: self._rows]
+            residual = residual[: self._rows]
         written = self._writer.write(into, hidden[: self._rows], residual)
-        self._norms[index] = torch.linalg.vector_norm(written)
+        self._norms[index] = torch.linalg.vector_norm(written, dtype=torch.float32)
 
 
 def _is_first_of_its_stage() -> bool:

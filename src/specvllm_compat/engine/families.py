@@ -37,6 +37,8 @@ AUXILIARY = frozenset(("beam", "deepseek_v4", "deepseek_v41", "glm5next"))
 UNREADABLE = frozenset(
     (
         "deepseek_v32",
+        "dots3_note",
+        "hy_v4",
         "inkling",
         "kimi_k3",
         "minimax_m3",
@@ -44,6 +46,8 @@ UNREADABLE = frozenset(
         "qwen4_exp",
     )
 )
+# In float16 these divide all states by a factor, so that they don't overflow.
+SCALED_IN_FLOAT16 = frozenset(("AXK1", "deepseek_v2", "openpangu"))
 
 
 class CaptureError(RuntimeError):
@@ -89,13 +93,20 @@ def refuse_architecture(model_config: Any) -> None:
         _refuse(architecture, getattr(entry, "module_name", ""))
 
 
-def refuse_layer(layer: torch.nn.Module) -> None:
+def refuse_layer(layer: torch.nn.Module, dtype: torch.dtype) -> None:
     """Raise CaptureError for a layer whose outputs are not its states."""
-    _refuse(type(layer).__name__, type(layer).__module__)
+    name, module_name = type(layer).__name__, type(layer).__module__
+    _refuse(name, module_name)
+    factor = getattr(layer, "routed_scaling_factor", 1.0)
+    if f"{dtype}" == "torch.float16" and factor != 1.0 and _in(SCALED_IN_FLOAT16, module_name):
+        raise CaptureError(
+            f"{name}: in float16 vLLM divides this family's states by its routed_scaling_factor "
+            f"({factor}). Set dtype to bfloat16 in the engine arguments."
+        )
 
 
 def _refuse(what: str, module_name: str) -> None:
-    if names := UNREADABLE.intersection(module_name.split(".")):
+    if names := _in(UNREADABLE, module_name):
         raise CaptureError(
             f"{what} ({', '.join(names)}): the outputs of this family's layers are not its hidden "
             "states, and no other source is known for it yet"
@@ -104,7 +115,11 @@ def _refuse(what: str, module_name: str) -> None:
 
 def needs_auxiliary_outputs(layer: torch.nn.Module) -> bool:
     """True if the states are no sum of what the layer puts out."""
-    return bool(AUXILIARY.intersection(type(layer).__module__.split(".")))
+    return bool(_in(AUXILIARY, type(layer).__module__))
+
+
+def _in(families: frozenset[str], module_name: str) -> frozenset[str]:
+    return families.intersection(module_name.split("."))
 
 
 def is_here(layer: torch.nn.Module) -> bool:
@@ -132,6 +147,8 @@ def summands(output: Any, full: bool) -> tuple[torch.Tensor, torch.Tensor | None
     from torch import Tensor
 
     hidden, *others = output if isinstance(output, tuple) else (output,)
+    if full and isinstance(hidden, Tensor) and hidden.dim() == 3 and len(hidden) == 1:
+        hidden = hidden[0]  # of layers of Hugging Face; elsewhere the first could be one of streams
     residual, *further = [None] if full or not others else others
     alike = isinstance(hidden, Tensor) and (
         residual is None or (isinstance(residual, Tensor) and residual.shape == hidden.shape)

@@ -14,10 +14,6 @@ import torch
 from specvllm_compat.engine.assembly import Captured, Engine
 from specvllm_compat.engine.families import CaptureError
 from specvllm_compat.engine.memory import Memory
-from specvllm_compat.engine.transport import BUFFERS
-
-# Steps: while the workers compute one, the one before it is sorted. Memory holds no more of them.
-_RUNNING = BUFFERS
 
 
 class Rows:
@@ -68,8 +64,9 @@ def run(engine: Engine, requests: Iterable[Any]) -> Iterator[tuple[Any, dict[int
     """Prefill requests; yields each, and ``{layer id: states [tokens, hidden]}`` on the CPU.
 
     A request comes back as soon as it is complete. Requests are taken as the engine has room for
-    them: two steps' worth of tokens wait at most. The requests are vLLM's, with ``max_tokens=1``:
-    sampling one token is how a prefill ends. If taking one raises, those before it come back first.
+    them: the tokens of the steps that run at a time wait at most. The requests are vLLM's, with
+    ``max_tokens=1``: sampling one token is how a prefill ends. If taking one raises, those before
+    it come back first.
 
     Raises:
         CaptureError: a row is missing or belongs to nobody known.
@@ -114,7 +111,7 @@ class _Work:
         """Keep the workers busy, sort the oldest running step; the requests that it completed."""
         self._take()
         scheduler = self._engine.scheduler
-        while len(self.running) < _RUNNING and scheduler.has_requests():
+        while len(self.running) < self._engine.steps_at_a_time and scheduler.has_requests():
             if self.running and not self._waiting():
                 break
             step = scheduler.schedule()
@@ -144,7 +141,7 @@ class _Work:
 
     def _take(self) -> None:
         waiting = self._waiting()
-        while not self._exhausted and waiting < _RUNNING * self._budget:
+        while not self._exhausted and waiting < self._engine.steps_at_a_time * self._budget:
             try:
                 request = next(self._requests)
             except StopIteration:

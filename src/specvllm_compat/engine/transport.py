@@ -25,13 +25,15 @@ log = logging.getLogger("specvllm_compat")
 
 _PATIENCE = 30.0  # seconds
 
-BUFFERS = 2
-"""Steps that are in memory at a time: one is written while the one before it is read."""
+
+def steps_at_a_time(pipeline_stages: int) -> int:
+    """That are in memory: every stage computes one while the one before them is read."""
+    return pipeline_stages + 1
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Memory for ``states [buffers, layers, rows, hidden]``; small, so it can cross the RPC."""
+    """Memory for ``states [steps, layers, rows, hidden]``; small, so it can cross the RPC."""
 
     path: str
     name: str
@@ -61,14 +63,14 @@ class Shared:
         MemoryError: there is not that much; the text says how much is needed.
     """
 
-    def __init__(self, layers: int, rows: int, hidden: int, dtype: torch.dtype) -> None:
+    def __init__(self, steps: int, layers: int, rows: int, hidden: int, dtype: torch.dtype) -> None:
         name = f"specvllm-{uuid.uuid4().hex}"
-        shape = (BUFFERS, layers, rows, hidden)
+        shape = (steps, layers, rows, hidden)
         size = torch.Size(shape).numel() * dtype.itemsize
         available = psutil.virtual_memory().available
         if size > available:  # the system would kill a process instead of saying so
             raise MemoryError(
-                f"{size >> 20} MiB are needed to hand states over ({BUFFERS} steps x {layers} "
+                f"{size >> 20} MiB are needed to hand states over ({steps} steps x {layers} "
                 f"layers x {rows} tokens x {hidden} values), and this host has {available >> 20}. "
                 "Lower max_num_batched_tokens."
             )
@@ -90,6 +92,8 @@ class Bell:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._ringing = select.poll()  # unlike select, also where many files are open
+        self._ringing.register(descriptor, select.POLLIN)
         self._heard = 0
         self._close = weakref.finalize(self, os.close, descriptor)
 
@@ -113,7 +117,7 @@ class Bell:
     def wait(self, steps: int) -> None:
         """Return when that many steps have ended, since the beginning; or when told nothing."""
         while self._heard < steps:
-            if not select.select([self._descriptor], [], [], _PATIENCE)[0]:
+            if not self._ringing.poll(_PATIENCE * 1e3):
                 return
             heard = os.read(self._descriptor, 4096)
             if not heard:
@@ -185,5 +189,7 @@ def writer(device: torch.device, states: torch.Tensor) -> Writer:
         if int(status) == 0:
             unpin = partial(runtime.cudaHostUnregister, at)
         else:
-            log.warning("states cannot be pinned (status %s): copies wait for the device", status)
+            log.warning("states cannot be pinned (CUDA error %d): copies wait", int(status))
+            with contextlib.suppress(RuntimeError):  # the next kernel takes the error for its own
+                torch.empty(1, device=device).zero_()
     return DeviceWriter(torch.get_device_module(device), unpin)

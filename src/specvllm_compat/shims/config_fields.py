@@ -67,9 +67,23 @@ def _make_room_for_the_sampled_token(config: Any) -> None:
     vLLM samples one token after each prompt and counts it. It is never run through the model, so
     no position past the model's own limit is computed.
     """
+    if config.model_config.max_model_len in _computed_otherwise_above(config.model_config):
+        return  # prompts as long as this are refused
     config.model_config.max_model_len += 1
     if hasattr(config.scheduler_config, "max_model_len"):  # its own copy, gone since 0.12.0
         config.scheduler_config.max_model_len = config.model_config.max_model_len
+
+
+def _computed_otherwise_above(model_config: Any) -> set[int | None]:
+    """The max_model_len above which vLLM computes all positions of a model in another way."""
+    if any("Llama4" in architecture for architecture in model_config.architectures):
+        return {32768}  # temperatures of attention
+    text = model_config.hf_text_config
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return set()
+    name = "original_max_position_embeddings"  # the long factors instead of the short ones
+    return {rope.get(name), getattr(text, name, None)}
 
 
 def _check_layer_ids(layer_ids: Any) -> None:

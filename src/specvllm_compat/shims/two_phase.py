@@ -7,6 +7,7 @@ argument over. The reply of one rank also turned from a list of one into the val
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +21,7 @@ _ASSEMBLED = (
     accepts(f"{_CORE}.__init__", "vllm_config", "executor_class", "log_stats")
     & has("vllm.v1.executor.abstract:Executor.get_class")
     & accepts(f"{_EXECUTOR}.execute_model", "scheduler_output")
-    & accepts(f"{_EXECUTOR}.collective_rpc", "method", "args", "non_block")
+    & accepts(f"{_EXECUTOR}.collective_rpc", "method", "timeout", "args", "non_block")
 )
 # 0.4 tells the worker which request has how many tokens, and expects states by request.
 BY_REQUEST = has(
@@ -51,7 +52,7 @@ def two_phases(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
 
 def send(executor: Any, method: str, args: Any) -> Callable[[], list[Any]]:
     """Call a method in all workers; replies are read in the order of the calls."""
-    future = executor.collective_rpc(method, args=args, non_block=True)
+    future = executor.collective_rpc(method, patience(), args, non_block=True)
     replies: Callable[[], list[Any]] = future.result
     return replies
 
@@ -60,8 +61,13 @@ def send_to_threads(executor: Any, method: str, args: Any) -> Callable[[], list[
     """The same where a thread has to read the replies, and each worker's reply is a future."""
     if executor.io_thread_pool is None:  # vLLM makes one only for pipeline stages
         executor.io_thread_pool = ThreadPoolExecutor(max_workers=1)
-    futures = executor.collective_rpc(method, args=args, non_block=True)
+    futures = executor.collective_rpc(method, patience(), args, non_block=True)
     return lambda: [future.result() for future in futures]
+
+
+def patience() -> float:
+    """Seconds until a rank that never answers is an error: vLLM's own, for two steps at a time."""
+    return 2.0 * int(os.environ.get("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "300"))
 
 
 def already_sampled(grammar_output: Any = None) -> Any:
