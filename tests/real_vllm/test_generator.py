@@ -370,7 +370,7 @@ def test_importing_speculators_leaves_cuda_to_the_workers(run_script: Any) -> No
     """vLLM forks them, and a forked process cannot use CUDA that its parent has asked."""
     assert run_script("own_cuda_check.py")["asked"] == 0
     control = run_script("own_cuda_check.py", PYTORCH_NVML_BASED_CUDA_CHECK="0")
-    assert (control["asked"] > 0) == (installed("speculators").number >= (0, 4))
+    assert control["asked"] or installed("speculators").number < (0, 4)  # which asks later
 
 
 @pytest.mark.own_engine

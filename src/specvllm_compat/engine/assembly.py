@@ -185,8 +185,9 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         self.broken = f"an earlier call failed ({type(error).__name__}: {error})"
-        if isinstance(error, Exception):  # told now: ranks that wait for a failed one may take long
-            log.warning("a call failed, the steps under way are waited for: %r", error)
+        ranks = self.vllm_config.parallel_config.world_size
+        if ranks > 1 and isinstance(error, Exception):  # others may wait long for one that failed
+            log.warning("a call failed, the steps under way are waited for: %s", repr(error))
         if getattr(self.executor, "is_failed", False) or not self._end.alive:
             return
         try:
