@@ -277,7 +277,9 @@ class Capture:
         if residual is not None:
             residual = residual[: self._rows]
         written = self._writer.write(into, hidden[: self._rows], residual)
-        self._norms[index] = torch.linalg.vector_norm(written, dtype=torch.float32)
+        # The sum of squares would be infinite in float16; in bfloat16 it only costs time to convert.
+        wide = torch.float32 if written.dtype == torch.float16 else None
+        self._norms[index] = torch.linalg.vector_norm(written, dtype=wide)
 
 
 def _is_first_of_its_stage() -> bool:
