@@ -277,7 +277,7 @@ class Capture:
         if residual is not None:
             residual = residual[: self._rows]
         written = self._writer.write(into, hidden[: self._rows], residual)
-        # The sum of squares would be infinite in float16; in bfloat16 it only costs time to convert.
+        # In float16 the sum of squares would be infinite; converting bfloat16 would only cost time.
         wide = torch.float32 if written.dtype == torch.float16 else None
         self._norms[index] = torch.linalg.vector_norm(written, dtype=wide)
 
