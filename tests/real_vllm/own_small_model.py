@@ -51,7 +51,7 @@ def refusal(model: Path, **engine_args: Any) -> str:
 def main(model: Path, report: Path) -> None:
     refused = [
         refusal(model, max_num_seq=4),
-        refusal(model, dtype="float32", distributed_executor_backend="uni"),
+        refusal(model, dtype="float32", distributed_executor_backend="external_launcher"),
     ]
     specvllm_compat.configure(engine_args=STARVED | {"dtype": "float32"})
     arguments: dict[str, Any] = {"model_path": str(model), "max_model_len": MAX_MODEL_LEN}

@@ -380,7 +380,7 @@ def test_default_layers_of_a_shallow_model_in_a_subclass_with_fork_and_a_starved
     seen = run_script("own_small_model.py", small_llama)
     unknown, executor = seen["refusal"]
     assert "max_num_seqs" in unknown
-    assert executor.startswith("UniProcExecutor cannot be asked for captured states")
+    assert executor.startswith("ExecutorWithExternalLauncher cannot be asked for captured states")
     assert seen["calls"] == 2
     assert seen["prompts"] == 38
     assert seen["alive after del"] == [False]
