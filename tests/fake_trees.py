@@ -181,6 +181,7 @@ class CacheConfig:
 class ParallelConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    world_size: int = 1
     worker_extension_cls: str = ""
 
 
