@@ -95,10 +95,12 @@ def refuse_architecture(model_config: Any) -> None:
 
 def refuse_layer(layer: torch.nn.Module, dtype: torch.dtype) -> None:
     """Raise CaptureError for a layer whose outputs are not its states."""
+    from torch import float16
+
     name, module_name = type(layer).__name__, type(layer).__module__
     _refuse(name, module_name)
     factor = getattr(layer, "routed_scaling_factor", 1.0)
-    if f"{dtype}" == "torch.float16" and factor != 1.0 and _in(SCALED_IN_FLOAT16, module_name):
+    if dtype == float16 and factor != 1.0 and _in(SCALED_IN_FLOAT16, module_name):
         raise CaptureError(
             f"{name}: in float16 vLLM divides this family's states by its routed_scaling_factor "
             f"({factor}). Set dtype to bfloat16 in the engine arguments."
